@@ -11,6 +11,8 @@ from gnomon.algorithms import (
     CISPO,
     DAPO,
     DR_GRPO,
+    GDPO,
+    GIGPO,
     GMPO,
     GRPO,
     GSPO,
@@ -24,6 +26,8 @@ from gnomon.algorithms import (
     ClippedSurrogate,
     ConstantLength,
     EssKl,
+    Fixed,
+    Gae,
     GeometricClip,
     GroupRelative,
     Kl,
@@ -36,6 +40,7 @@ from gnomon.algorithms import (
     Returns,
     SequenceMean,
     SequenceSum,
+    StateRelative,
     TokenMean,
     TrackedBaseline,
     TruncatedIS,
@@ -43,6 +48,7 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.ratios import Statistics
 from gnomon.analysis.dissect.golden import vectors
+from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.core.types import Batch
 from gnomon.testing import loss_and_gradient, make_batch
@@ -52,6 +58,95 @@ approx = pytest.approx
 GOLDEN: dict[str, Any] = vectors()
 FIXTURE = GOLDEN["fixture"]
 exact = {"rel": 1e-10, "abs": 1e-14}
+
+
+def test_gdpo_normalizes_each_reward_then_the_sum():
+    """Two prompts of two answers of one token, rewards right and short with weights 1 and 1/2.
+
+    Right is (1, 0) and (1, 1), short is (0, 1) and (1, 0). In a group of two the deviation of 0 and 1 is 1 / sqrt(2),
+    so each that differs has z = +-0.70711: right gives (0.70711, -0.70711) and (0, 0), short half of (-0.70711,
+    0.70711) and of (0.70711, -0.70711). The sums are (0.35355, -0.35355) twice: mean 0, sample deviation 0.35355
+    sqrt(4 / 3) = 0.40825, so A = +-0.86603. On policy the loss is -mean A = 0, and the slope of a token -A / 4.
+    """
+    batch = make_batch(
+        [1.0, 0.5, 1.5, 1.0],
+        [[1]] * 4,
+        [0, 0, 1, 1],
+        component_rewards=[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]],
+        components=("right", "short"),
+        component_weights=(1.0, 0.5),
+    )
+    loss, gradient = loss_and_gradient(GDPO, GDPO.prepare(batch), batch.behavior)
+
+    # Three deviations have 1e-6 added.
+    assert loss == approx(0.0, abs=1e-12)
+    assert gradient.flatten().tolist() == approx([-0.2165064, 0.2165064, -0.2165064, 0.2165064], abs=3e-6)
+
+
+CONVERSATIONS = make_batch(
+    [1.0, 0.0],
+    [[1, 0, 1], [1, 0, 1]],
+    turn=[[0, 1, 1], [0, 1, 1]],
+    state=[[0, 1, 1], [0, 2, 2]],
+    step_rewards=[[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]],
+)
+"""Two conversations of two answers of a token; they part after the first answer, and the second is worth 1 or 0."""
+
+
+def test_gigpo_adds_what_each_answer_was_worth_in_its_state():
+    """The first conversation earned 1, the second 0: z = +-0.70711 for each token.
+
+    Discounted by 0.95, the first answers are worth 0.95 and 0 in one state: +-0.70711 again. The second ones are alone
+    in their states: 0. So A is (1.41421, 0.70711) and its negative, and the slope of a token on policy is -A / 4.
+    """
+    loss, gradient = loss_and_gradient(GIGPO, GIGPO.prepare(CONVERSATIONS), CONVERSATIONS.behavior)
+
+    # Deviations have 1e-6 added.
+    assert loss == approx(0.0, abs=1e-12)
+    assert gradient.tolist()[0] == approx([-0.3535534, 0.0, -0.1767767], abs=2e-6)
+    assert gradient.tolist()[1] == approx([0.3535534, 0.0, 0.1767767], abs=2e-6)
+
+
+def test_answers_alone_in_their_states_say_nothing_and_turns_need_states():
+    """Without equal states only what is alone is left, exactly 0; turns without states are refused."""
+    apart = CONVERSATIONS.with_fields(state=torch.tensor([[0, 1, 1], [2, 3, 3]]))
+
+    assert not bool(StateRelative()(apart)[0].any())
+    with pytest.raises(ConfigError, match="has turns without states"):
+        StateRelative()(CONVERSATIONS.with_fields(state=None))
+    alone = CONVERSATIONS.with_fields(turn=None, state=None)
+    assert StateRelative(1.0)(alone)[0].tolist() == GroupRelative()(alone)[0].tolist()
+
+
+def test_returns_and_gae_over_answers():
+    """Answers of two tokens with rewards 1 and 2, values 1/2 and 1 before them; gamma = lambda = 1/2.
+
+    Errors: 2 - 1 = 1, and 1 + 1/2 * 1 - 1/2 = 1. Advantages 1, and 1 + 1/4 * 1 = 1.25; with a value lambda of 1, 1 and
+    1.5, so targets 2 and 2. Returns: 2, and 1 + 1/2 * 2 = 2. Every token of an answer has its number; other values are
+    not read.
+    """
+    batch = make_batch(
+        [3.0],
+        [[1, 1, 0, 1, 1]],
+        turn=[[0, 0, 1, 1, 1]],
+        step_rewards=[[0.0, 1.0, 0.0, 0.0, 2.0]],
+        values=[[0.5, 7.0, 7.0, 1.0, 7.0]],
+    )
+    advantages, targets = Gae(Fixed(0.5), 1.0, 0.5, over="turn")(batch)
+
+    assert advantages.tolist() == [[1.25, 1.25, 0.0, 1.0, 1.0]]
+    assert targets is not None
+    assert targets.tolist() == [[2.0, 2.0, 0.0, 2.0, 2.0]]
+    assert Returns(0.5, over="turn").center(batch).tolist() == [[2.0, 2.0, 0.0, 2.0, 2.0]]
+
+
+def test_a_reward_counts_from_where_it_was_earned():
+    """Rewards 1 and 2 at the second and last of four tokens: later tokens have no part in the first."""
+    batch = make_batch([3.0], [[1, 1, 1, 1]], step_rewards=[[0.0, 1.0, 0.0, 2.0]])
+
+    assert Returns().center(batch).tolist() == [[3.0, 3.0, 2.0, 2.0]]
+    assert Returns().center(batch.with_fields(step_rewards=None)).tolist() == [[3.0] * 4]
+    assert Returns(baseline="batch").center(batch).tolist() == [[0.0, 0.0, -1.0, -1.0]]
 
 
 def fixture(behavior: str = "old", proximal: str = "old", **more: Any) -> Batch:

@@ -42,7 +42,7 @@ def updated(rows: int, budget: int, message: str = "") -> tuple[dict[str, torch.
     learner = TorchLearner(tiny_model(0), plan, 1)
     lists = [[-5.5, -5.6]] * 8
     batch = make_batch([1.0, 0.0] * 4, [[1, 1]] * 8, dtype=torch.float32, behavior=lists, proximal=lists)
-    batch = batch.with_fields(tokens=torch.arange(24).reshape(8, 3), lengths=batch.lengths + 1)
+    batch = batch.with_fields(tokens=torch.arange(24).reshape(8, 3))
     metrics = asyncio.run(learner.update(algorithm.weigh(algorithm.prepare(batch)), algorithm, 0))
     return dict(learner.state().tensors), metrics
 

@@ -148,9 +148,7 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
     algorithm = resolve({"preset": "ppo"})
     rows = [[-5.0, -5.2], [-5.5]]
     batch = make_batch([1.0, 0.0], [[1, 1], [1]], dtype=torch.float32, behavior=rows, proximal=rows)
-    batch = batch.with_fields(
-        tokens=batch.tokens + 3, lengths=batch.lengths + 1, values=torch.zeros(2, 2), bootstrap=torch.zeros(2)
-    )
+    batch = batch.with_fields(tokens=batch.tokens + 3, values=torch.zeros(2, 2), bootstrap=torch.zeros(2))
     prepared = algorithm.prepare(batch)
     guard = run_of(learner, tmp_path, said)
     before = learner.state()
@@ -180,7 +178,7 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
 def scored(**more: Any) -> Batch:
     rows = [[-1.0, -2.0], [-1.0]]
     batch = make_batch([1.0, 0.0], [[1, 1], [1]], behavior=rows, **more)
-    return batch.with_fields(lengths=batch.lengths + 1)
+    return batch
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

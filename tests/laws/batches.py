@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnomon.algorithms import PRESETS, Algorithm, LossInputs, PolicyGradient
 from gnomon.algorithms.ratios import Statistics
-from gnomon.core.types import Batch
+from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.testing import make_batch
 
 # A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
@@ -60,6 +60,9 @@ def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Draw
         baseline=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         bootstrap=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         is_truncated=[draw(st.booleans()) for _ in group],
+        component_rewards=[[r or 0.0, draw(st.sampled_from([0.0, 1.0]))] for r in rewards],
+        components=("a", "b"),
+        component_weights=(1.0, 0.5),
     )
     part = [draw(st.integers(0, 3)) for _ in group]
     cuts = [[i for i, p in enumerate(part) if p == k] for k in range(4)]
@@ -81,11 +84,11 @@ def prompted(batch: Batch, length: int = 3, vocabulary: int = 200) -> Batch:
         return (policy - 3.6).float()
 
     prompts = tokens(int(batch.group.max()) + 1, length)[batch.group]
-    answers = torch.where(torch.arange(batch.width) < batch.lengths[:, None], tokens(len(batch), batch.width), 0)
+    answers = torch.where(torch.arange(batch.width) < batch.lengths[:, None] - 1, tokens(len(batch), batch.width), 0)
     return batch.with_fields(
         tokens=torch.cat([prompts, answers], 1),
         prompt_lengths=torch.full((len(batch),), length),
-        lengths=batch.lengths + length,
+        lengths=batch.lengths + length - 1,
         behavior=untrained(batch.behavior),
         full_behavior=untrained(batch.full_behavior),
         proximal=untrained(proximal),
@@ -145,3 +148,25 @@ def frozen(algorithm: Algorithm, current: Tensor, weighed: Batch, statistics: St
 def presets(*names: str) -> Sequence[Algorithm]:
     """Return the presets of these names; all of them without any."""
     return [PRESETS[name] for name in names] if names else list(PRESETS.values())
+
+
+def segmented(d: Drawn, places: Sequence[int]) -> tuple[Batch, Tensor, Tensor]:
+    """Return the batch with each response in two rows, the second after ``places`` tokens of it; row, column of each.
+
+    A place at an end of the response leaves one of the rows empty.
+    """
+    batch, width = d.batch, d.batch.width
+    lengths = (batch.lengths - batch.prompt_lengths).tolist()
+    places = [min(place, length) for place, length in zip(places, lengths, strict=False)]
+    source = torch.full((2 * len(batch), width), -1)
+    for row, (place, length) in enumerate(zip(places, lengths, strict=True)):
+        source[2 * row, :place] = row * width + torch.arange(place)
+        source[2 * row + 1, : length - place] = row * width + torch.arange(place, length)
+    inside, whole = source >= 0, torch.arange(2 * len(batch)) // 2
+
+    def moved(tensor: Tensor) -> Tensor:
+        return torch.where(inside, tensor.flatten()[source.clamp(min=0)], torch.zeros_like(tensor[:1, :1]))
+
+    fields = {name: moved(value) for name in TOKEN_FIELDS if (value := getattr(batch, name)) is not None}
+    cut = batch.rows(whole).with_fields(**fields, lengths=1 + inside.sum(1), rollout_id=whole)
+    return cut, moved(d.current), source

@@ -18,6 +18,7 @@ from tests.laws.batches import (
     presets,
     same,
     scored,
+    segmented,
     size_of,
     valued,
 )
@@ -26,24 +27,35 @@ from torch import Tensor
 from gnomon.algorithms import (
     CISPO,
     DAPO,
+    GIGPO,
     GRPO,
     GSPO,
     GSPO_TOKEN,
     LITE_PPO,
     P3O,
+    PPO,
     PRESETS,
     SPO,
+    AdvantageSum,
     Algorithm,
     Clip,
     ClippedSurrogate,
     Entropy,
+    Gae,
+    GroupRelative,
     Kl,
     MaskedIS,
+    Normalized,
+    PerReward,
     PositiveNll,
     Ratio,
     Regression,
+    RewardAtLeast,
+    Scaled,
+    StateRelative,
     TokenMean,
     TruncatedIS,
+    Where,
 )
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.metrics import Metrics
@@ -67,6 +79,13 @@ EXTRAS = (
     replace(DAPO, name="dapo-by-group", aggregate=TokenMean("group"), correction=MaskedIS()),
     replace(GRPO, name="rloo-product", ratio=Ratio(level="sequence_product"), correction=TruncatedIS(level="sequence")),
     replace(CISPO, name="cispo-kl", regularizers=(Kl("reference", 0.1),)),
+    replace(GRPO, name="grpo-and-rewards", advantage=AdvantageSum((GroupRelative(), Scaled(PerReward(), 0.5)))),
+    replace(
+        PPO,
+        name="ppo-or-grpo",
+        advantage=Where(RewardAtLeast(0.5), Gae(), Normalized(GroupRelative(), over="batch")),
+        num_generations=2,
+    ),
 )
 ALL = (*PRESETS.values(), *EXTRAS)
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda a: a.name)
@@ -83,6 +102,50 @@ def test_cutting_a_batch_changes_nothing(algorithm: Algorithm, d: Drawn):
 
     assert cut_loss == approx(whole_loss, abs=1e-12 * size_of(whole_loss, whole, d.current))
     same(cut, whole, 1e-12)
+
+
+@every
+@few
+@given(drawn(wild=True), st.lists(st.integers(0, 5), min_size=16, max_size=16))
+def test_a_conversation_cut_into_segments_has_the_gradient_of_the_whole(
+    algorithm: Algorithm, d: Drawn, places: list[int]
+):
+    """Each response in two rows, wherever it is cut, whole and in micro-batches that keep the two together."""
+    whole_loss, whole = loss_and_gradient(algorithm, algorithm.prepare(d.batch), d.current)
+    batch, current, source = segmented(d, places)
+    cuts = [[row for r in cut for row in (2 * r, 2 * r + 1)] for cut in d.cuts]
+    for cut in (None, cuts):
+        loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(batch), current, cut)
+
+        assert loss == approx(whole_loss, abs=1e-12 * size_of(whole_loss, whole, d.current))
+        same(gradient[source >= 0], whole.flatten()[source[source >= 0]], 1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GIGPO,
+        PPO,
+        replace(PPO, name="ppo-by-turn", advantage=Gae(gamma=0.9, over="turn")),
+        replace(GSPO_TOKEN, name="gspo-token-by-state", advantage=StateRelative()),
+    ],
+    ids=lambda a: a.name,
+)
+@few
+@given(drawn(), st.lists(st.integers(0, 5), min_size=16, max_size=16), st.integers(1, 3))
+def test_rewards_of_answers_survive_a_cut(algorithm: Algorithm, d: Drawn, places: list[int], answer: int):
+    """The same where rewards are earned by answers, which a cut may part, and answers are compared by state."""
+    place = torch.arange(d.batch.width).expand(d.batch.mask.shape)
+    turn = place // answer
+    steps = torch.where(d.batch.mask & (place % 2 == 0), 0.5, 0.0).double()
+    talk = d.batch.with_fields(rewards=steps.sum(1), step_rewards=steps, turn=turn, state=turn % 2)
+    test = replace(d, batch=talk)
+    whole_loss, whole = loss_and_gradient(algorithm, algorithm.prepare(talk), d.current)
+    batch, current, source = segmented(test, places)
+    loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(batch), current)
+
+    assert loss == approx(whole_loss, abs=1e-12 * size_of(whole_loss, whole, d.current))
+    same(gradient[source >= 0], whole.flatten()[source[source >= 0]], 1e-12)
 
 
 @every

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch
 from gnomon.learner.forward import ForwardRunner
-from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, micro_batches, trim
+from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, deal_rows, micro_batches, trim
 from gnomon.learner.sections import LearnerConfig, kept_numbers, token_budget
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -77,6 +77,23 @@ def test_no_cut_is_above_the_budget_unless_it_is_one_row(lengths, budget):
     """Rows times longest is within the budget; only a row that is longer by itself is not."""
     for cut in cut_rows(lengths, budget):
         assert len(cut) * max(lengths[row] for row in cut) <= budget or len(cut) == 1
+
+
+@given(LENGTHS, st.integers(1, 120), st.integers(1, 4), st.integers(1, 3))
+def test_segments_of_a_rollout_are_computed_together(lengths, budget, size, ranks):
+    """In one process and one cut, in order; no cut of several rollouts is above the budget."""
+    rollouts = [n // size for n in range(len(lengths))]
+    hands = deal_rows(lengths, ranks, rollouts=rollouts)
+    assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
+    for hand in hands:
+        cuts = cut_rows([lengths[n] for n in hand], budget, rollouts=[rollouts[n] for n in hand])
+        assert sorted(row for cut in cuts for row in cut) == list(range(len(hand)))
+        for cut in cuts:
+            whole = {rollouts[hand[n]] for n in cut}
+            assert sorted(hand[n] for n in cut) == [n for n, rollout in enumerate(rollouts) if rollout in whole]
+            assert all(cut.index(n) < cut.index(n + 1) for n in cut if n + 1 in cut and rollouts[hand[n]] in whole
+                       and rollouts[hand[n]] == rollouts[hand[n + 1]])  # fmt: skip
+            assert len(cut) * max(lengths[hand[n]] for n in cut) <= budget or len(whole) == 1
 
 
 @given(LENGTHS, st.integers(1, 120))

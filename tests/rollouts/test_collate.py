@@ -38,6 +38,43 @@ def test_the_baseline_is_read_by_task_id():
     assert torch.equal(batch.baseline, torch.tensor([0.25], dtype=torch.float64))
 
 
+def test_each_part_of_the_reward_has_its_column():
+    """In the order of the weights; a part that did not apply, and all of an error, are NaN and no 0."""
+    grades = (Grade(2.5, {"short": 1.0, "right": 1.0}), Grade(0.5, {"short": 1.0}), Grade(None, error="hung"))
+    group = Group(Task("t", (7, 8), ""), tuple(rollout((1,), grade) for grade in grades))
+
+    batch = collate([group], 1.0, weights=(("right", 2.0), ("short", 0.5)))
+
+    assert (batch.components, batch.component_weights) == (("right", "short"), (2.0, 0.5))
+    assert batch.component_rewards is not None
+    assert torch.equal(batch.component_rewards.nan_to_num(-1), torch.tensor([[1.0, 1.0], [-1, 1], [-1, -1]]).double())
+    assert collate([group], 1.0).component_rewards is None
+
+
+def test_answers_keep_what_they_earned_and_what_they_answered():
+    """Two conversations and an answer: turn, state and reward of each token.
+
+    The conversations begin with one prompt and are told 9 and 8; a reply belongs to the answer after it. The single
+    answer is a turn of its own, to the same prompt. What could not be graded earned nothing.
+    """
+    first = replace(
+        rollout((1, 2, 9, 3), Grade(1.5)), mask=(True, True, False, True), turn_ends=(2, 4), turn_rewards=(0.5, 1.0)
+    )
+    second = replace(
+        rollout((1, 8, 3), Grade(None, error="hung")), mask=(True, False, True), turn_ends=(1, 3), turn_rewards=(1.0, 1)
+    )
+    group = Group(Task("t", (7, 8), ""), (first, second, rollout((4, 5), Grade(2.0))))
+
+    batch = collate([group], 1.0)
+
+    assert batch.turn is not None
+    assert batch.turn.tolist() == [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]]
+    assert batch.state is not None
+    assert batch.state.tolist() == [[0, 0, 1, 1], [0, 2, 2, 0], [0, 0, 0, 0]]
+    assert batch.step_rewards is not None
+    assert batch.step_rewards.tolist() == [[0.0, 0.5, 0.0, 1.0], [0.0] * 4, [0.0, 2.0, 0.0, 0.0]]
+
+
 def test_routings_are_padded_with_no_choice():
     """A shorter row, and a row of which no routing is known, have -1: routers choose freely there."""
     one, two = (rollout(tokens, Grade(1.0)) for tokens in ((1, 2), (3,)))
@@ -64,5 +101,5 @@ def test_rows_keep_their_task_ids_through_every_cut():
     assert batch.rows([3, 0, 3]).task_ids == ("b", "a", "b")
     assert batch.rows(torch.tensor([], dtype=torch.long)).task_ids == ()
     assert batch.rows([2, 1]).with_fields(temperature=0.5).task_ids == ("b", "a")
-    with pytest.raises(ConfigError, match="task_ids has 2 ids, expected one for each of 4 rows"):
+    with pytest.raises(ConfigError, match="task_ids has 2 entries, expected 4, one for each row"):
         batch.with_fields(task_ids=("a", "b"))

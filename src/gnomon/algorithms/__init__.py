@@ -3,6 +3,15 @@
 import warnings
 from typing import Any
 
+from gnomon.algorithms.advantage_algebra import AdvantageSum as AdvantageSum
+from gnomon.algorithms.advantage_algebra import Condition as Condition
+from gnomon.algorithms.advantage_algebra import InRole as InRole
+from gnomon.algorithms.advantage_algebra import Normalized as Normalized
+from gnomon.algorithms.advantage_algebra import PerReward as PerReward
+from gnomon.algorithms.advantage_algebra import Requires as Requires
+from gnomon.algorithms.advantage_algebra import RewardAtLeast as RewardAtLeast
+from gnomon.algorithms.advantage_algebra import Scaled as Scaled
+from gnomon.algorithms.advantage_algebra import Where as Where
 from gnomon.algorithms.advantages import Fixed as Fixed
 from gnomon.algorithms.advantages import Gae as Gae
 from gnomon.algorithms.advantages import GroupRelative as GroupRelative
@@ -11,6 +20,7 @@ from gnomon.algorithms.advantages import LengthAdaptive as LengthAdaptive
 from gnomon.algorithms.advantages import LengthSigmoid as LengthSigmoid
 from gnomon.algorithms.advantages import OptimalBaseline as OptimalBaseline
 from gnomon.algorithms.advantages import Returns as Returns
+from gnomon.algorithms.advantages import StateRelative as StateRelative
 from gnomon.algorithms.advantages import TrackedBaseline as TrackedBaseline
 from gnomon.algorithms.advantages import Whitened as Whitened
 from gnomon.algorithms.algorithm import Algorithm as Algorithm
@@ -41,6 +51,8 @@ from gnomon.algorithms.presets import CISPO as CISPO
 from gnomon.algorithms.presets import DAPO as DAPO
 from gnomon.algorithms.presets import DECOUPLED_PPO as DECOUPLED_PPO
 from gnomon.algorithms.presets import DR_GRPO as DR_GRPO
+from gnomon.algorithms.presets import GDPO as GDPO
+from gnomon.algorithms.presets import GIGPO as GIGPO
 from gnomon.algorithms.presets import GMPO as GMPO
 from gnomon.algorithms.presets import GRPO as GRPO
 from gnomon.algorithms.presets import GSPO as GSPO
@@ -52,6 +64,7 @@ from gnomon.algorithms.presets import P3O as P3O
 from gnomon.algorithms.presets import P3O_TWO_ANCHOR as P3O_TWO_ANCHOR
 from gnomon.algorithms.presets import PPO as PPO
 from gnomon.algorithms.presets import PRESETS as PRESETS
+from gnomon.algorithms.presets import RAE as RAE
 from gnomon.algorithms.presets import REINFORCE as REINFORCE
 from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
 from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
@@ -80,6 +93,7 @@ from gnomon.algorithms.sections import Informative as Informative
 from gnomon.algorithms.sections import OptimalValue as OptimalValue
 from gnomon.algorithms.sections import OverlongPenalty as OverlongPenalty
 from gnomon.algorithms.sections import Prioritized as Prioritized
+from gnomon.algorithms.sections import RoleAverage as RoleAverage
 from gnomon.algorithms.sections import SelfImitationBuffer as SelfImitationBuffer
 from gnomon.algorithms.sections import TrackerConfig as TrackerConfig
 from gnomon.algorithms.sections import Uniform as Uniform

@@ -5,13 +5,14 @@ graded (`Batch.is_graded` false) enter no statistic and get advantage 0.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.protocols import Advantage, Need
+from gnomon.algorithms.protocols import Advantage, Composed, Need
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, check_bounds
 from gnomon.core.types import Batch
@@ -186,16 +187,66 @@ class OptimalBaseline(Advantage):
 
 
 @dataclass(frozen=True)
+class Steps:
+    """The decisions of responses: each trained token, or each answer of a conversation as a whole.
+
+    Attributes:
+        ends (Bool[B T]): The last trained token of each decision.
+        end (Int[B T]): Where the decision that a token belongs to ends; T for no decision.
+    """
+
+    ends: Tensor
+    end: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, over: "Unit") -> "Steps":
+        """Return the decisions of a batch; a batch without turns has responses of one answer."""
+        mask, width = batch.mask & batch.is_graded[:, None], batch.width
+        column = torch.arange(width).expand(mask.shape)
+        if over == "token":
+            return cls(mask, torch.where(mask, column, width))
+        turn = torch.zeros(mask.shape, dtype=torch.long) if batch.turn is None else batch.turn.long()
+        beyond = torch.iinfo(torch.long).max
+        following = torch.where(mask, turn, beyond).flip(1).cummin(1).values.flip(1).roll(-1, 1)
+        following[:, -1:] = beyond
+        ends = mask & (following != turn)
+        end = torch.where(ends, column, width).flip(1).cummin(1).values.flip(1)
+        return cls(ends, torch.where(mask, end, width))
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return Float64[B T]: the sum of ``values`` over each decision's tokens, where the decision ends."""
+        rows, width = values.shape
+        whole = torch.zeros(rows, width + 1, dtype=torch.float64)
+        return whole.scatter_add(1, self.end, values.double())[:, :width]
+
+    def first(self, values: Tensor) -> Tensor:
+        """Return Float64[B T]: ``values`` at each decision's first trained token, where the decision ends."""
+        earlier = torch.where(self.end < values.shape[1], self.end, -1).cummax(1).values.roll(1, 1)
+        earlier[:, :1] = -1
+        return self.total(torch.where((self.end < values.shape[1]) & (self.end != earlier), values.double(), 0.0))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return Float64[B T]: what ``values`` has at a decision's end on each of its tokens, 0 elsewhere."""
+        padded = torch.cat([values, torch.zeros_like(values[:, :1])], 1) if values.shape[1] else values
+        return padded.gather(1, self.end)
+
+
+Unit = Literal["token", "turn"]
+
+
+@dataclass(frozen=True)
 class Returns(Advantage):
     """The return from each token on, without a baseline, or less the mean reward of the batch.
 
-    G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward on the last trained token minus kl (log proximal - log
-    reference) on every token. Only trained tokens are steps: tool output is skipped.
+    G_t = sum_{s >= t} gamma^(s - t) x_s, where x is the reward where it was earned (``Batch.step_rewards``; else on the
+    last trained token) minus kl (log proximal - log reference) on every token. Only trained tokens are steps: tool
+    output is skipped.
 
     Attributes:
-        gamma: Discount, in (0, 1].
+        gamma: Discount of a step, in (0, 1].
         kl: Coefficient of the KL penalty, >= 0, rewards per nat.
         baseline: "none", or "batch", the mean of all graded rewards.
+        over: What a step is: a "token", or a "turn", an answer of a conversation, whose tokens have its return.
 
     Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262.
     """
@@ -203,6 +254,7 @@ class Returns(Advantage):
     gamma: float = 1.0
     kl: float = 0.0
     baseline: Literal["none", "batch"] = "none"
+    over: Unit = "token"
 
     def __post_init__(self) -> None:
         check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 < self.gamma <= 1, "in (0, 1]"))
@@ -217,13 +269,71 @@ class Returns(Advantage):
         rewards = batch.rewards.double()
         if self.baseline == "batch" and bool(batch.is_graded.any()):
             rewards = rewards - rewards[batch.is_graded].mean()
-        steps = token_rewards(batch, rewards, self.kl)
+        steps = Steps.of(batch, self.over)
+        earned = steps.total(token_rewards(batch, rewards, self.kl))
         following = torch.zeros(len(batch), dtype=torch.float64)
-        returns = torch.zeros_like(steps)
+        returns = torch.zeros_like(earned)
         for t in range(batch.width - 1, -1, -1):
-            following = torch.where(batch.mask[:, t], steps[:, t] + self.gamma * following, following)
+            following = torch.where(steps.ends[:, t], earned[:, t] + self.gamma * following, following)
             returns[:, t] = following
-        return torch.where(batch.mask & batch.is_graded[:, None], returns, 0.0)
+        return steps.spread(returns)
+
+
+@dataclass(frozen=True)
+class StateRelative(Advantage):
+    """Return from an answer of a conversation on, less the mean over the group's answers in the same state.
+
+    A_k = (R_k - mean_state) / (std_state + epsilon), R_k = sum_{j >= k} gamma^(j - k) x_j over the answers j of a
+    rollout. Answers of one group that were given in equal states are compared, whenever and in whichever of its
+    rollouts that was. A state that is alone, or whose returns are all equal, gives exactly 0. A batch without turns has
+    one answer a response, and its state is the prompt.
+
+    Attributes:
+        gamma: Discount of an answer, in (0, 1].
+        scale: "state" divides by the deviation of the state's returns, "none" does not.
+        ddof: 1 for the sample deviation, 0 for the population's.
+        epsilon: >= 0, in rewards.
+
+    Source: GiGPO, arXiv 2505.10978, section 4.2, eq. 6 and 7.
+    """
+
+    gamma: float = 0.95
+    scale: Literal["state", "none"] = "state"
+    ddof: Literal[0, 1] = 1
+    epsilon: float = 1e-6
+    minimum_generations: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "StateRelative", self, gamma=(0 < self.gamma <= 1, "in (0, 1]"), epsilon=(self.epsilon >= 0, ">= 0")
+        )
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return R - mean Float64[B T]."""
+        return self._compared(batch, "none")
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return advantages Float[B T]."""
+        return self._compared(batch, self.scale).to(batch.behavior.dtype), None
+
+    def _compared(self, batch: Batch, scale: str) -> Tensor:
+        steps = Steps.of(batch, "turn")
+        state = torch.zeros_like(batch.mask, dtype=torch.long) if batch.state is None else batch.state.long()
+        if batch.state is None and batch.turn is not None and bool(batch.turn[steps.ends].any()):
+            raise ConfigError(
+                "StateRelative compares answers in equal states, and the batch has turns without states (Batch.state); "
+                "give 'state' for every token of a recorded batch"
+            )
+        pairs = torch.stack([batch.group[:, None].expand_as(state), state], 2)[steps.ends]
+        index = torch.unique(pairs, dim=0, return_inverse=True)[1] if len(pairs) else pairs.new_zeros(0)
+        states = Groups(index, torch.ones_like(index, dtype=torch.bool))
+        returns = Returns(gamma=self.gamma, over="turn").center(batch)[steps.ends]
+        compared = returns - states.mean(returns)
+        if scale == "state":
+            compared = compared / (states.deviation(returns, self.ddof) + self.epsilon)
+        whole = torch.zeros(batch.mask.shape, dtype=torch.float64)
+        whole[steps.ends] = torch.where(states.differ(returns), compared, 0.0)
+        return steps.spread(whole)
 
 
 @dataclass(frozen=True)
@@ -269,8 +379,19 @@ class TrackedBaseline(Advantage):
         return batch.rewards.double() - batch.baseline.double()
 
 
+class Modified(Composed):
+    """An advantage that changes the numbers of another one, ``of``."""
+
+    of: Advantage
+
+    @property
+    def parts(self) -> Mapping[str, Advantage]:
+        """The advantage inside."""
+        return {"of": self.of}
+
+
 @dataclass(frozen=True)
-class Whitened(Advantage):
+class Whitened(Modified):
     """Another advantage, shifted and scaled to mean 0 and variance 1 over all trained tokens of the batch.
 
     (A - mean) / sqrt(var + epsilon). Long responses weigh more, for they have more tokens. One distinct value: exactly
@@ -294,16 +415,6 @@ class Whitened(Advantage):
     def __post_init__(self) -> None:
         check_bounds("Whitened", self, epsilon=(self.epsilon > 0, "> 0"))
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Those of the advantage inside."""
-        return self.of.needs
-
-    @property
-    def minimum_generations(self) -> int:
-        """That of the advantage inside."""
-        return self.of.minimum_generations
-
     def center(self, batch: Batch) -> Tensor:
         """Return the centered advantage inside, Float64[B T]."""
         return self.of.center(batch)
@@ -326,11 +437,6 @@ class Whitened(Advantage):
         return whitened.to(batch.behavior.dtype), self.of(batch)[1]
 
 
-def unscaled(advantage: Advantage) -> Advantage:
-    """Return the advantage inside `Whitened`; any other one is its own."""
-    return advantage.of if isinstance(advantage, Whitened) else advantage
-
-
 def last_trained(mask: Tensor) -> Tensor:
     """Return Int[B]: the position of each row's last trained token; of a row without one, the last position."""
     return mask.shape[1] - 1 - mask.int().flip(1).argmax(1)
@@ -347,11 +453,17 @@ def penalized(batch: Batch, kl: float) -> Tensor:
 
 
 def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
-    """Return Float64[B T]: ``rewards`` Float64[B] on each response's last trained token, less every token's penalty."""
+    """Return Float64[B T]: rewards where they were earned, less every token's penalty.
+
+    What ``rewards`` Float64[B] has beside ``Batch.step_rewards``, all of it where there are none, is on each response's
+    last trained token.
+    """
     steps = -kl_penalty(batch, kl)
     if not bool(batch.mask.any()):
         return steps
     rows = batch.mask.any(1).nonzero().squeeze(1)
+    if batch.step_rewards is not None:
+        steps, rewards = steps + masked(batch.step_rewards.double(), batch.mask), rewards - batch.rewards.double()
     steps[rows, last_trained(batch.mask)[rows]] += rewards[rows]
     return steps
 
@@ -495,18 +607,21 @@ class LengthSigmoid:
 class Gae(Advantage):
     """The discounted sum of the critic's errors from each token on, and what the critic should have said.
 
-    Only trained tokens are steps: tool output is skipped, its values unread. The reward stands on the last trained
-    token. Advantages and targets may use different lambdas: long sums for the targets, so that the reward reaches early
-    tokens, shorter ones for the policy, so that it is not noisy ("decoupled").
+    Only trained tokens are steps: tool output is skipped, its values unread. Rewards stand where they were earned
+    (``Batch.step_rewards``), else on the last trained token. Advantages and targets may use different lambdas: long
+    sums for the targets, so that the reward reaches early tokens, shorter ones for the policy, so that it is not noisy
+    ("decoupled").
 
     Attributes:
         policy_lambda: Lambda of the advantages.
         value_lambda: Lambda of the targets, in [0, 1]; 1 gives the return itself.
-        gamma: Discount, in (0, 1].
+        gamma: Discount of a step, in (0, 1].
         kl: >= 0, rewards per nat of log proximal - log reference, taken from every token's reward.
         truncation: The value after the last token of a response that ran out of budget: "terminal" is 0, right for
             verifiers that call it a failure; "value" is what the critic says (`Batch.bootstrap`), for rewards that
             would have gone on.
+        over: What a step is: a "token", or a "turn", an answer of a conversation. A turn's value is that before its
+            first token, and its tokens have its advantage and target.
 
     Source: GAE, arXiv 1506.02438; two lambdas, VC-PPO, arXiv 2503.01491.
     """
@@ -516,6 +631,7 @@ class Gae(Advantage):
     gamma: float = 1.0
     kl: float = 0.0
     truncation: Literal["terminal", "value"] = "terminal"
+    over: Unit = "token"
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -533,7 +649,7 @@ class Gae(Advantage):
 
     def lambdas(self, batch: Batch) -> Tensor:
         """Return the policy's lambda of each response, Float64[B]."""
-        return self.policy_lambda(batch.mask.sum(1))
+        return self.policy_lambda(Steps.of(batch, self.over).ends.sum(1))
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
@@ -543,14 +659,15 @@ class Gae(Advantage):
         """Return advantages Float[B T], and the critic's targets."""
         advantages = self.center(batch)
         longer = torch.full((len(batch),), self.value_lambda, dtype=torch.float64)
-        values = masked(_values(batch), batch.mask & batch.is_graded[:, None])
-        returns = self._advantages(batch, longer) + values
+        steps = Steps.of(batch, self.over)
+        returns = self._advantages(batch, longer) + steps.spread(steps.first(_values(batch)))
         return advantages.to(batch.behavior.dtype), returns.to(batch.behavior.dtype)
 
     def _advantages(self, batch: Batch, lambdas: Tensor) -> Tensor:
         """Return the discounted sums of errors Float64[B T], 0 where masked and for what could not be graded."""
-        mask = batch.mask & batch.is_graded[:, None]
-        rewards, values = token_rewards(batch, batch.rewards.double(), self.kl), masked(_values(batch), mask)
+        steps = Steps.of(batch, self.over)
+        rewards = steps.total(token_rewards(batch, batch.rewards.double(), self.kl))
+        values = steps.first(_values(batch))
         following = torch.zeros(len(batch), dtype=torch.float64)
         if self.truncation == "value":
             if batch.bootstrap is None:
@@ -562,12 +679,12 @@ class Gae(Advantage):
         advantage = torch.zeros(len(batch), dtype=torch.float64)
         result = torch.zeros_like(values)
         for t in range(batch.width - 1, -1, -1):
-            is_step = mask[:, t]
+            is_step = steps.ends[:, t]
             error = rewards[:, t] + self.gamma * following - values[:, t]
             advantage = torch.where(is_step, error + self.gamma * lambdas * advantage, advantage)
             following = torch.where(is_step, values[:, t], following)
             result[:, t] = torch.where(is_step, advantage, 0.0)
-        return result
+        return steps.spread(result)
 
 
 def _values(batch: Batch) -> Tensor:

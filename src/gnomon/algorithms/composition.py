@@ -34,11 +34,13 @@ from gnomon.algorithms.sections import (
     OptimalValue,
     OverlongPenalty,
     Prioritized,
+    RoleAverage,
     SelfImitationBuffer,
     TrackerConfig,
     Uniform,
     Updates,
 )
+from gnomon.algorithms.segments import Segments
 from gnomon.core.errors import ConfigError, NotFiniteError
 from gnomon.core.metrics import EffectiveSize, Max, Mean, Metrics
 from gnomon.core.types import Batch
@@ -62,7 +64,8 @@ class Composition:
         updates: Optimizer updates in a step: passes over the batch, and minibatches in each.
         num_generations: Rollouts of one prompt at one visit (G).
         sampler: Which prompt is asked next.
-        tracker: A persistent success rate of each prompt, for `TrackedBaseline` or `Prioritized`.
+        tracker: A persistent success rate of each prompt, or average of each role, for `TrackedBaseline`; the former
+            for `Prioritized` too.
         keep: Which finished groups are trained on; another prompt replaces a group that is not.
         overlong: Penalty on the reward of long answers, before any statistic.
         mask_truncated: Whether truncated answers are left out of the loss.
@@ -90,7 +93,7 @@ class Composition:
     updates: Updates = field(default=Updates())
     num_generations: int = 8
     sampler: Uniform | Prioritized | Greso = field(default=Uniform())
-    tracker: TrackerConfig | OptimalValue | None = None
+    tracker: TrackerConfig | OptimalValue | RoleAverage | None = None
     keep: Informative | None = None
     overlong: OverlongPenalty | None = None
     mask_truncated: bool = False
@@ -144,8 +147,12 @@ class Composition:
             raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
         if self.mask_truncated:
             batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
-        advantages, returns = self.advantage(batch)
-        return batch.with_fields(advantages=masked(advantages, batch.mask).detach(), returns=returns)
+        segments = Segments.of(batch)
+        advantages, returns = self.advantage(segments.whole(batch))
+        return batch.with_fields(
+            advantages=masked(segments.cut(advantages), batch.mask).detach(),
+            returns=None if returns is None else segments.cut(returns),
+        )
 
     def minibatches(self, batch: Batch, seed: int) -> list[Batch]:
         """Return the optimizer steps' minibatches in order, each with its weights.
@@ -164,12 +171,17 @@ class Composition:
 
     def weigh(self, minibatch: Batch) -> Batch:
         """Return one optimizer step's whole minibatch with its weights; call before any cut."""
-        weights = self.aggregate(minibatch.mask, minibatch.group).to(minibatch.behavior.dtype)
-        own = {r.name: r.weights(minibatch, weights) for r in self.regularizers}
-        return minibatch.with_fields(weights=weights, own_weights=own)
+        segments = Segments.of(minibatch)
+        whole = segments.whole(minibatch)
+        weights = self.aggregate(whole.mask, whole.group).to(minibatch.behavior.dtype)
+        own = {r.name: segments.cut(r.weights(whole, weights)) for r in self.regularizers}
+        return minibatch.with_fields(weights=segments.cut(weights), own_weights=own)
 
     def live_rows(self, minibatch: Batch) -> Tensor:
-        """Return Bool[B]: rows that can have a gradient; others need no forward. Denominators count all."""
+        """Return Bool[B]: rows that can have a gradient, and the other segments of their rollouts.
+
+        Others need no forward. Denominators count all.
+        """
         assert minibatch.weights is not None, "weigh comes first"
         assert minibatch.advantages is not None, "prepare comes first"
         pushes = minibatch.weights
@@ -178,7 +190,7 @@ class Composition:
         live = (pushes != 0).any(1)
         for weights in minibatch.own_weights.values():
             live |= (weights != 0).any(1)
-        return live & minibatch.mask.any(1)
+        return Segments.of(minibatch).any(live & minibatch.mask.any(1))
 
     @property
     def reads_statistics(self) -> bool:
@@ -221,6 +233,8 @@ class Composition:
     def _sums(self, current: Tensor, batch: Batch) -> dict[str, float]:
         if not self.asking:
             return {}
+        segments = Segments.of(batch)
+        current, batch = segments.join(current), segments.whole(batch)
         view = self.view(current, torch.full_like(current, float("nan")), batch, Statistics())
         sums: dict[str, float] = {}
         for piece in self.asking:
@@ -242,7 +256,7 @@ class Composition:
         Args:
             current: Log-probabilities of the current policy, Float[B T], with a gradient.
             entropy: Entropy of each token's distribution, Float[B T], in nats, with a gradient.
-            cut: Rows of a weighed minibatch.
+            cut: Rows of a weighed minibatch; all segments of a rollout, or none.
             statistics: Of the whole optimizer step, or of the one before it, as `scope` says; not read when that is
                 "micro_batch".
             behavior_kl: KL to behavior over whole distributions, Float[B T], in nats, with a gradient; for algorithms
@@ -251,6 +265,10 @@ class Composition:
         assert cut.weights is not None, "weigh the minibatch before cutting it"
         if self.scope == "micro_batch":
             statistics = self.statistics(current, cut)
+        segments = Segments.of(cut)
+        current, entropy, cut = segments.join(current), segments.join(entropy), segments.whole(cut)
+        behavior_kl = None if behavior_kl is None else segments.join(behavior_kl)
+        assert cut.weights is not None, "whole keeps them"
         view = replace(self.view(current, entropy, cut, statistics), behavior_kl=behavior_kl)
         per_token, metrics = self.surrogate(view)
         if self.correction is not None:
@@ -308,15 +326,18 @@ class Composition:
 
 
 def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:
-    """Return the rows of each of a rollout batch's optimizer steps, in order."""
+    """Return the rows of each of a rollout batch's optimizer steps, in order; the segments of a rollout together."""
     cuts: list[Batch] = []
+    segments = Segments.of(batch)
+    rollout = torch.arange(len(batch)) if segments.rollout is None else segments.rollout
+    count = int(rollout.max()) + 1
     for epoch in range(updates.epochs):
-        order = torch.arange(len(batch))
+        order = torch.arange(count)
         if updates.minibatches > 1:
             generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-            order = torch.randperm(len(batch), generator=generator)
-        parts = torch.tensor_split(order, min(updates.minibatches, len(batch)))
-        cuts += [batch.rows(part.sort().values) for part in parts]
+            order = torch.randperm(count, generator=generator)
+        parts = torch.tensor_split(order, min(updates.minibatches, count))
+        cuts += [batch.rows(torch.isin(rollout, part).nonzero()[:, 0]) for part in parts]
     return cuts
 
 

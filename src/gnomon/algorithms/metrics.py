@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.advantages import Gae, last_trained, unscaled
+from gnomon.algorithms.advantages import Gae, last_trained
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.protocols import Advantage
+from gnomon.algorithms.protocols import Advantage, parts_of
+from gnomon.algorithms.segments import Segments
 from gnomon.core.metrics import Last, Max, Mean, Metrics
 from gnomon.core.types import Batch
 
@@ -46,11 +47,11 @@ def measure_values(batch: Batch) -> Metrics:
 
 def measure_lambdas(advantage: Advantage, batch: Batch) -> Metrics:
     """Return the lambdas that `Gae` gives the policy, and how often 0 is the least that it may give."""
-    inner = unscaled(advantage)
     rows = batch.mask.any(1)
-    if not isinstance(inner, Gae) or not bool(rows.any()):
+    inside = next((part for _, part in parts_of(advantage) if isinstance(part, Gae)), None)
+    if inside is None or not bool(rows.any()):
         return Metrics()
-    lambdas = inner.lambdas(batch)[rows]
+    lambdas = inside.lambdas(batch)[rows]
     count = len(lambdas)
     return Metrics.of(
         {
@@ -71,6 +72,7 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
     nothing; for group baselines these are the degenerate groups.
     Source: SPO, arXiv 2509.13232 (the two thresholds).
     """
+    batch = Segments.of(batch).whole(batch)
     rows = batch.is_graded & batch.mask.any(1)
     if batch.advantages is None or not bool(rows.any()):
         return Metrics()

@@ -44,6 +44,7 @@ FORMS: Mapping[str, ArrayForm] = {
     ),
     "Aggregate": ArrayForm("__call__(mask Bool[B T], group Int[B]) -> weight of each token Float[B T]"),
     "RatioBound": ArrayForm("__call__(ratio Float[B T], statistics) -> bounded ratio Float[B T]"),
+    "Condition": ArrayForm("__call__(batch) -> Bool[B T], needs, components", ("needs", "components")),
     "LambdaRule": ArrayForm("__call__(lengths Int[B]) -> Float64[B] in [0, 1]"),
 }
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.piece_checks import FORMS, article, said_of
 from gnomon.algorithms.pieces import SLOTS, members
-from gnomon.algorithms.protocols import LossInputs
+from gnomon.algorithms.protocols import Composed, LossInputs, Need, parts_of
 from gnomon.algorithms.ratios import Statistics, masked
 from gnomon.algorithms.user_pieces import FunctionPiece
 from gnomon.core.errors import ConfigError
@@ -58,7 +58,7 @@ def make_batch(
     """
     rows, width = len(rewards), max((len(row) for row in mask), default=0)
     graded = torch.tensor([r is not None for r in rewards], dtype=torch.bool)
-    lengths = torch.tensor([len(row) for row in mask], dtype=torch.long)
+    lengths = 1 + torch.tensor([len(row) for row in mask], dtype=torch.long)
     types = dict.fromkeys(_WHOLE_NUMBERS, torch.long)
     per_token = {n: _padded(more.pop(n), width, types.get(n, dtype)) for n in _PER_TOKEN_MADE if n in more}
     behavior = per_token.pop("behavior", torch.full((rows, width), -1.0, dtype=dtype))
@@ -105,7 +105,7 @@ def _padded(rows: Sequence[Sequence[Any]], width: int, dtype: torch.dtype) -> Te
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype).reshape(len(rows), width)
 
 
-NEEDS = frozenset({"proximal", "reference", "values", "routing"})
+NEEDS = frozenset(get_args(Need))
 _FLOATS = (torch.float32, torch.float64)
 _TOLERANCE = 1e-4
 _CUTS = ([0, 3], [1], [2, 4, 5, 6], [7])
@@ -421,7 +421,15 @@ def _try_lambda(trial: _Trial) -> None:
         trial.fail(f"returned {found.tolist()} for lengths {lengths.tolist()}", "return numbers in [0, 1]")
 
 
+def _try_condition(trial: _Trial) -> None:
+    batch = _batch(trial.algorithm)
+    holds = trial.checked(trial.call(trial.piece, batch), batch.mask.shape, exact=False)
+    if holds.dtype != torch.bool:
+        trial.fail(f"returned {str(holds.dtype).removeprefix('torch.')}", "return true or false for each token")
+
+
 _TRIALS: dict[str, Callable[[_Trial], None]] = {
+    "Condition": _try_condition,
     "LambdaRule": _try_lambda, "Advantage": _try_advantage, "Aggregate": _try_aggregate, "RatioBound": _try_trust,
     "Surrogate": _try_viewed, "Correction": _try_viewed, "Regularizer": _try_viewed,
 }  # fmt: skip
@@ -445,6 +453,13 @@ def _batch(algorithm: Algorithm) -> Batch:
     more: dict[str, Any] = {name: value.tolist() for name, value in scored.items() if name in algorithm.needs}
     if "values" in algorithm.needs:
         more["bootstrap"] = [0.1 * row for row in range(8)]
+    if "component_rewards" in algorithm.needs:
+        names = sorted({n for _, p in parts_of(algorithm.advantage) if isinstance(p, Composed) for n in p.components})
+        more["components"] = tuple(names) or ("first", "second")
+        more["component_weights"] = (1.0,) * len(more["components"])
+        more["component_rewards"] = [[float((row + n) % 2) for n in range(len(more["components"]))] for row in range(8)]
+    if "role" in algorithm.needs:
+        more["role"] = ("white", "black") * 4
     if algorithm.tracker is not None:
         more["baseline"] = [0.4] * 4 + [0.6] * 4
     made = make_batch(

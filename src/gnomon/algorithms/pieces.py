@@ -6,6 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from gnomon.algorithms.advantage_algebra import (
+    AdvantageSum,
+    Condition,
+    InRole,
+    Normalized,
+    PerReward,
+    RewardAtLeast,
+    Scaled,
+    Where,
+)
 from gnomon.algorithms.advantages import (
     Fixed,
     Gae,
@@ -16,6 +26,7 @@ from gnomon.algorithms.advantages import (
     LengthSigmoid,
     OptimalBaseline,
     Returns,
+    StateRelative,
     TrackedBaseline,
     Whitened,
 )
@@ -36,7 +47,22 @@ from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, Policy
 from gnomon.core.errors import ConfigError, unknown
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
-    Advantage: (GroupRelative, LeaveOneOut, OptimalBaseline, Returns, TrackedBaseline, Gae, Whitened),
+    Advantage: (
+        GroupRelative,
+        LeaveOneOut,
+        OptimalBaseline,
+        Returns,
+        StateRelative,
+        TrackedBaseline,
+        Gae,
+        Whitened,
+        AdvantageSum,
+        Scaled,
+        Where,
+        Normalized,
+        PerReward,
+    ),
+    Condition: (RewardAtLeast, InRole),
     LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
     Surrogate: (ClippedSurrogate, PolicyGradient, SigmoidGate, GeometricClip, Regression),
     RatioBound: (Clip, Cap, EssCap, Unbounded),

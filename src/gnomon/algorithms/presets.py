@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gnomon.algorithms.advantage_algebra import AdvantageSum, Normalized, PerReward, Scaled
 from gnomon.algorithms.advantages import (
     Fixed,
     Gae,
@@ -16,6 +17,7 @@ from gnomon.algorithms.advantages import (
     LengthSigmoid,
     OptimalBaseline,
     Returns,
+    StateRelative,
     TrackedBaseline,
     Whitened,
 )
@@ -31,6 +33,7 @@ from gnomon.algorithms.sections import (
     OptimalValue,
     OverlongPenalty,
     Prioritized,
+    RoleAverage,
     SelfImitationBuffer,
     TrackerConfig,
     Updates,
@@ -84,6 +87,17 @@ OPO = Algorithm(
     ratio=Ratio(),
     surrogate=PolicyGradient(Unbounded()),
     aggregate=TokenMean(),
+)
+
+RAE = Algorithm(
+    name="rae",
+    paper="SPIRAL: role-conditioned advantage estimation in self-play, arXiv 2506.24119",
+    advantage=TrackedBaseline(normalize=False),
+    ratio=Ratio(),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
+    aggregate=TokenMean(),
+    num_generations=1,
+    tracker=RoleAverage(decay=0.95),
 )
 
 A_STAR_PO = Algorithm(
@@ -156,6 +170,24 @@ LITE_PPO = Algorithm(
     name="lite-ppo",
     paper="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning, arXiv 2508.08221",
     advantage=GroupRelative(scale="batch"),
+    ratio=Ratio(),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
+    aggregate=TokenMean(),
+)
+
+GDPO = Algorithm(
+    name="gdpo",
+    paper="GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242",
+    advantage=Normalized(PerReward(GroupRelative()), over="batch"),
+    ratio=Ratio(),
+    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
+    aggregate=SequenceMean(),
+)
+
+GIGPO = Algorithm(
+    name="gigpo",
+    paper="Group-in-Group Policy Optimization for LLM Agent Training, arXiv 2505.10978",
+    advantage=AdvantageSum((GroupRelative(), Scaled(StateRelative(gamma=0.95), 1.0))),
     ratio=Ratio(),
     surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),

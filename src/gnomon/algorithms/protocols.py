@@ -1,6 +1,6 @@
 """The protocols of an algorithm's pieces: what each piece gets and returns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 
-Need = Literal["proximal", "reference", "values", "routing"]
+Need = Literal["proximal", "reference", "values", "routing", "teacher", "component_rewards", "turn", "state", "role"]
+"""Fields of a batch that a piece may read: the first five are scored, the others come with the rollouts."""
 PieceResult = tuple[Tensor, Metrics]
 
 
@@ -106,6 +107,38 @@ class Advantage(Protocol):
             The advantages Float[B T], and the critic's targets Float[B T] or None.
         """
         return self.center(batch).to(batch.behavior.dtype), None
+
+
+class Composed(Advantage):
+    """An advantage that is made of others: what it needs and refuses follows from its parts."""
+
+    @property
+    def parts(self) -> Mapping[str, Advantage]:
+        """The advantages inside by the place where they stand, such as "of" or "terms.0"."""
+        raise NotImplementedError
+
+    @property
+    def components(self) -> frozenset[str]:
+        """Names of the rewards that it reads by name, without those of its parts."""
+        return frozenset()
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Those of the parts."""
+        return frozenset[Need]().union(*(part.needs for part in self.parts.values()))
+
+    @property
+    def minimum_generations(self) -> int:
+        """The largest of the parts'."""
+        return max(part.minimum_generations for part in self.parts.values())
+
+
+def parts_of(advantage: Advantage, place: str = "advantage") -> Iterator[tuple[str, Advantage]]:
+    """Yield an advantage and all advantages inside, each with its place below an algorithm, the outermost first."""
+    yield place, advantage
+    if isinstance(advantage, Composed):
+        for name, part in advantage.parts.items():
+            yield from parts_of(part, f"{place}.{name}")
 
 
 class Surrogate(Protocol):

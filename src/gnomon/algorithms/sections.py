@@ -169,6 +169,25 @@ class OptimalValue:
 
 
 @dataclass(frozen=True)
+class RoleAverage:
+    """What the policy earned lately in each role, the baseline of a game that it plays with itself.
+
+    b <- decay b + (1 - decay) r for every graded rollout of the role, in their order; b is 0 at first. The role of a
+    task is its column ``role``; tasks without one share a role.
+
+    Attributes:
+        decay: In (0, 1); 1 / (1 - decay) rollouts count, 20 for 0.95.
+
+    Source: role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119, section 3.3.
+    """
+
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_bounds("RoleAverage", self, decay=(0 < self.decay < 1, "in (0, 1)"))
+
+
+@dataclass(frozen=True)
 class EmaProximal:
     """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
 

@@ -8,16 +8,18 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, TrackedBaseline, Whitened, unscaled
+from gnomon.algorithms.advantage_algebra import Normalized
+from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_checks import check_finite, check_places
+from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
-from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, TrackerConfig, Uniform, Updates
+from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, RoleAverage, TrackerConfig, Uniform, Updates
 from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError
@@ -85,6 +87,8 @@ def _within(piece: Any, path: str, value: Any) -> Any:
     if not path:
         return value
     name, _, below = path.partition(".")
+    if isinstance(piece, tuple):
+        return tuple(_within(p, below, value) if n == int(name) else p for n, p in enumerate(piece))
     return replace(piece, **{name: _within(getattr(piece, name), below, value)})
 
 
@@ -176,7 +180,7 @@ def refusals(algorithm: Composition) -> list[Refusal]:
 
 def uses_tracker(algorithm: Composition) -> bool:
     """Whether the tracked success rate of a prompt is the baseline."""
-    return isinstance(unscaled(algorithm.advantage), TrackedBaseline)
+    return any(isinstance(part, TrackedBaseline) for _, part in parts_of(algorithm.advantage))
 
 
 def _refuse(reason: str, *candidates: Fix) -> Refusal:
@@ -206,21 +210,26 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
 
 
 def _advantage(algorithm: Composition) -> Iterator[Refusal]:
-    advantage = algorithm.advantage
-    if not isinstance(advantage, Whitened):
-        return
-    inner = advantage.of
-    if isinstance(inner, Whitened):
-        yield _refuse("Whitened twice scales twice", Fix("advantage.of", inner.of))
-    if isinstance(inner, GroupRelative) and inner.scale != "none":
+    for place, advantage in parts_of(algorithm.advantage):
+        if isinstance(advantage, Whitened | Normalized):
+            yield from _scaled_twice(place, advantage)
+
+
+def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refusal]:
+    inner, over = advantage.of, advantage.over if isinstance(advantage, Normalized) else "tokens"
+    name = type(advantage).__name__
+    inner_over = inner.over if isinstance(inner, Normalized) else "tokens"
+    if isinstance(inner, Whitened | Normalized) and over == inner_over:
+        yield _refuse(f"{name} twice over the same scales twice", Fix(f"{place}.of", inner.of))
+    if isinstance(inner, GroupRelative) and inner.scale != "none" and over in ("tokens", inner.scale):
         yield _refuse(
-            f"Whitened on top of GroupRelative(scale='{inner.scale}') scales twice",
-            Fix("advantage.of.scale", "none"),
-            Fix("advantage", inner),
+            f"{name} on top of GroupRelative(scale='{inner.scale}') scales twice",
+            Fix(f"{place}.of.scale", "none"),
+            Fix(place, inner),
         )
-    if isinstance(inner, TrackedBaseline) and inner.normalize:
+    if isinstance(inner, TrackedBaseline) and inner.normalize and over in ("tokens", "batch"):
         yield _refuse(
-            "Whitened on top of TrackedBaseline(normalize=True) scales twice", Fix("advantage.of.normalize", False)
+            f"{name} on top of TrackedBaseline(normalize=True) scales twice", Fix(f"{place}.of.normalize", False)
         )
 
 
@@ -366,9 +375,9 @@ def _prompts(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Fix("advantage", GroupRelative()))
     if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerConfig):
         yield _refuse("the sampler Prioritized needs a tracker", _TRACKER, uniform)
-    if isinstance(plan, OptimalValue) and not uses_tracker(algorithm):
+    if isinstance(plan, OptimalValue | RoleAverage) and not uses_tracker(algorithm):
         yield _refuse(
-            "nothing reads the values of tracker = OptimalValue",
+            f"nothing reads the values of tracker = {type(plan).__name__}",
             Fix("tracker", None),
             Fix("advantage", TrackedBaseline()),
         )

@@ -46,6 +46,12 @@ class Task:
     mask: tuple[bool, ...] = ()
 
 
+def role_of(task: Task) -> str:
+    """Return who the policy is in a task: its column ``role``, "" without a text there."""
+    role = task.columns.get("role", "")
+    return role if isinstance(role, str) else ""
+
+
 class TopLogprobs(NamedTuple):
     """The likeliest tokens of the distribution that each token of a response was drawn from.
 
@@ -146,6 +152,9 @@ class Rollout:
         text: The response decoded, for verifiers and people.
         stop: "length" when a budget of turns or tokens cut the response off, else "stop".
         ending: How a conversation ended; None for a single answer.
+        turn_ends: After how many tokens of the response each answer of a conversation ends; () for a single answer.
+        turn_rewards: What each of these answers earned of the reward; they add up to it. Without a verdict, what the
+            environment gave.
     """
 
     task_id: str
@@ -162,6 +171,8 @@ class Rollout:
     routing: Tensor | None = None
     ending: Ending | None = None
     top: TopLogprobs | None = None
+    turn_ends: tuple[int, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
 
     @property
     def is_truncated(self) -> bool:

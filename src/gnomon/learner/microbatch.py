@@ -46,7 +46,12 @@ class PromptRows:
         return PromptRows([self.numbers[n] for n in rows], [self.lengths[n] for n in rows], self.sharing)
 
 
-def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: PromptRows | None = None) -> list[list[int]]:
+def cut_rows(
+    lengths: Sequence[int],
+    max_tokens: int,
+    prompts: PromptRows | None = None,
+    rollouts: Sequence[int] | None = None,
+) -> list[list[int]]:
     """Return positions of ``lengths`` in cuts of at most ``max_tokens`` computed tokens.
 
     A cut computes its rows times the longest of them. Without ``prompts`` the rows are those of the batch, prompt and
@@ -59,19 +64,25 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: PromptRows | None
     memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal
     lengths keep their order, so the same lengths are always cut alike.
 
+    Args:
+        rollouts: Number of each row's rollout, whose segments are computed in one cut, as its loss is one; None where
+            every row is a rollout. Without ``prompts``.
+
     >>> cut_rows([3, 9, 4, 2, 20], max_tokens=12)
     [[4], [1], [2, 0, 3]]
     >>> cut_rows([3, 9, 4, 4], max_tokens=18, prompts=PromptRows([0, 0, 1, 1], [2] * 4, Sharing(100, 18)))
     [[1, 0], [2, 3]]
+    >>> cut_rows([3, 9, 4, 2], max_tokens=12, rollouts=[0, 1, 1, 0])
+    [[1, 2], [0, 3]]
     """
-    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)] if prompts is None else _packed(lengths, prompts)
+    rows = _single(lengths, rollouts) if prompts is None else _packed(lengths, prompts)
     if prompts is not None and prompts.sharing.is_in_line:
         return _members(_evenly(rows, max_tokens))
     cuts: list[list[_Row]] = []
     for row in sorted(rows, key=lambda r: -r.length):
         for cut in cuts:
             is_apart = all(row.prompt != other.prompt for other in cut)
-            if is_apart and (len(cut) + 1) * cut[0].length <= max_tokens:
+            if is_apart and (sum(other.rows for other in cut) + row.rows) * cut[0].length <= max_tokens:
                 cut.append(row)
                 break
         else:
@@ -79,12 +90,14 @@ def cut_rows(lengths: Sequence[int], max_tokens: int, prompts: PromptRows | None
     return _members(cuts)
 
 
-def deal_rows(lengths: Sequence[int], ranks: int, prompts: PromptRows | None = None) -> list[list[int]]:
+def deal_rows(
+    lengths: Sequence[int], ranks: int, prompts: PromptRows | None = None, rollouts: Sequence[int] | None = None
+) -> list[list[int]]:
     """Return the positions of ``lengths`` that each of ``ranks`` processes computes, none twice.
 
     Rows are dealt out longest first, each to the process with the fewest computed tokens so far, so that the busiest
     has at most one row more than its share. Rows of one prompt stay together up to a share, and are parted where they
-    are more: computing a prompt twice costs less than a process that waits.
+    are more: computing a prompt twice costs less than a process that waits. Segments of one rollout are never parted.
 
     >>> deal_rows([9, 5, 4, 3], ranks=2)
     [[0, 3], [1, 2]]
@@ -93,7 +106,7 @@ def deal_rows(lengths: Sequence[int], ranks: int, prompts: PromptRows | None = N
     """
     if ranks == 1:
         return [list(range(len(lengths)))]
-    rows = [_Row(n, length, [n]) for n, length in enumerate(lengths)]
+    rows = _single(lengths, rollouts)
     if prompts is not None:
         # A group that is parted computes its prompt once more.
         share = -(-sum(row.length for row in _packed(lengths, prompts)) // ranks) + max(prompts.lengths, default=0)
@@ -102,7 +115,7 @@ def deal_rows(lengths: Sequence[int], ranks: int, prompts: PromptRows | None = N
     loads = [0] * ranks
     for row in sorted(rows, key=lambda r: -r.length):
         rank = loads.index(min(loads))
-        loads[rank] += row.length
+        loads[rank] += row.rows * row.length
         hands[rank] += row.members
     return [sorted(hand) for hand in hands]
 
@@ -112,6 +125,8 @@ def micro_batches(
 ) -> list[tuple[Tensor, Batch]]:
     """Return ``rows`` Int[N] of ``batch`` in cuts: which rows, and those trimmed to the longest of them.
 
+    Where rollouts have segments their rows stay together, and every row is computed whole.
+
     Args:
         sharing: None where every row is computed whole.
         place: Rank, and of how many processes: only the cuts of that one, as many as every other has. Where it has
@@ -119,13 +134,17 @@ def micro_batches(
             for this process in every pass.
     """
     lengths, rank = batch.lengths[rows].tolist(), place[0]
-    prompts = None
-    if sharing is not None:
+    prompts = rollouts = None
+    if batch.rollout_id is not None:
+        rollouts = batch.rollout_id[rows].tolist()
+    elif sharing is not None:
         own = batch.prompt_lengths[rows]
         prompts = PromptRows(number_prompts(batch.tokens[rows], own), own.tolist(), sharing)
     dealt = []
-    for hand in deal_rows(lengths, place[1], prompts):
-        cuts = cut_rows([lengths[n] for n in hand], max_tokens, None if prompts is None else prompts.of(hand))
+    for hand in deal_rows(lengths, place[1], prompts, rollouts):
+        own_prompts = None if prompts is None else prompts.of(hand)
+        own_rollouts = None if rollouts is None else [rollouts[n] for n in hand]
+        cuts = cut_rows([lengths[n] for n in hand], max_tokens, own_prompts, own_rollouts)
         dealt.append([rows[torch.tensor([hand[n] for n in cut])] for cut in cuts])
     found = [(index, trim(batch.rows(index))) for index in dealt[rank]]
     missing = max(map(len, dealt)) - len(found)
@@ -160,11 +179,24 @@ def _two_tokens(batch: Batch, rows: Tensor) -> Batch:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row that goes through the model: its prompt, how long it is, and which rows of the batch it holds."""
+    """What goes through the model as one: its prompt, how long it is, which rows of the batch it holds, and in how many
+    rows of that length.
+    """
 
     prompt: int
     length: int
     members: list[int]
+    rows: int = 1
+
+
+def _single(lengths: Sequence[int], rollouts: Sequence[int] | None) -> list[_Row]:
+    """Return the rows as they are, those of one rollout together."""
+    if rollouts is None:
+        return [_Row(n, length, [n]) for n, length in enumerate(lengths)]
+    together: dict[int, list[int]] = {}
+    for position, number in enumerate(rollouts):
+        together.setdefault(number, []).append(position)
+    return [_Row(n, max(lengths[m] for m in rows), rows, len(rows)) for n, rows in enumerate(together.values())]
 
 
 def _members(cuts: Sequence[Sequence[_Row]]) -> list[list[int]]:

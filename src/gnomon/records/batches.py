@@ -118,6 +118,10 @@ def write_batch(
             f"a batch of {tuple(batch.mask.shape)} needs a prompt id per row and current log-probabilities of its "
             f"shape, got {len(names)} ids and {tuple(now.shape)}"
         )
+    rewards = batch.component_rewards
+    if rewards is not None and bool(rewards[batch.is_graded].isnan().any()):
+        # A reward that did not apply to a row; that is no 0, and the form has no word for it.
+        batch = batch.with_fields(component_rewards=None, components=(), component_weights=())
     matrices = {"current": now} | {name: getattr(batch, name) for name in ARRAYS if name != "current"}
     written = {name: matrix for name, matrix in matrices.items() if matrix is not None}
     sequences = [_sequence(batch, row, names[row], written) for row in range(len(batch)) if batch.is_graded[row]]
@@ -147,9 +151,7 @@ def _sequence(batch: Batch, row: int, prompt_id: str, matrices: Mapping[str, Ten
     if batch.role:
         sequence["role"] = batch.role[row]
     if batch.component_rewards is not None:
-        found = zip(batch.components, batch.component_rewards[row].tolist(), strict=True)
-        # A reward that did not apply is not there; a 0 would be another reward.
-        sequence["component_rewards"] = {name: value for name, value in found if not math.isnan(value)}
+        sequence["component_rewards"] = dict(zip(batch.components, batch.component_rewards[row].tolist(), strict=True))
     return sequence
 
 
@@ -253,15 +255,6 @@ def _assemble(
             return None
         return torch.tensor([float(s[name]) for s in sequences], dtype=torch.float64)
 
-    def whole(name: str) -> Tensor | None:
-        """Return the numbers of a field of names; texts are numbered in the order in which they come."""
-        if name not in sequences[0]:
-            return None
-        chosen = [value for s in sequences for value, trained in zip(s[name], s["mask"], strict=True) if trained]
-        found = torch.zeros(count, width, dtype=torch.long)
-        found[mask] = _numbered(chosen) if name == "state" else torch.tensor(chosen, dtype=torch.long)
-        return found
-
     names = [str(s["prompt_id"]) for s in sequences]
     current, behavior = matrix("current"), matrix("behavior")
     assert current is not None, "checked: current is required"
@@ -285,19 +278,27 @@ def _assemble(
         reference=matrix("reference"),
         values=matrix("values"),
         bootstrap=numbers("bootstrap"),
-        component_rewards=torch.tensor([_component_values(s, components) for s in sequences], dtype=torch.float64)
-        if components
-        else None,
-        components=tuple(components),
-        component_weights=tuple(components.values()),
-        turn=whole("turn"),
         step_rewards=matrix("step_rewards"),
-        state=whole("state"),
-        role=tuple(s["role"] for s in sequences if "role" in s),
         teacher=matrix("teacher"),
-        rollout_id=None if "rollout_id" not in sequences[0] else _numbered([_rollout(s) for s in sequences]),
+        **_named(sequences, mask, components),
     )
     return RecordedBatch(batch, current, tuple(names))
+
+
+def _named(sequences: Sequence[Mapping[str, Any]], mask: Tensor, components: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields that tell rewards, answers, states, roles and rollouts apart; texts are numbered in order."""
+    found: dict[str, Any] = {"role": tuple(s["role"] for s in sequences if "role" in s)}
+    if components:
+        rewards = torch.tensor([_component_values(s, components) for s in sequences], dtype=torch.float64)
+        found |= {"component_rewards": rewards, "components": tuple(components)}
+        found["component_weights"] = tuple(components.values())
+    for name in (name for name in NAMES if name in sequences[0]):
+        chosen = [value for s in sequences for value, trained in zip(s[name], s["mask"], strict=True) if trained]
+        found[name] = torch.zeros(mask.shape, dtype=torch.long)
+        found[name][mask] = _numbered(chosen) if name == "state" else torch.tensor(chosen, dtype=torch.long)
+    if "rollout_id" in sequences[0]:
+        found["rollout_id"] = _numbered([_rollout(s) for s in sequences])
+    return found
 
 
 def _check_top(content: Any) -> list[str]:

@@ -41,7 +41,8 @@ class RolloutLog:
 
     A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, answer, logprobs,
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
-    policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``.
+    policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``, and
+    of each answer ``turn_ends`` and ``turn_rewards``.
     What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline``, and
     some of it ``entropy`` (see `taught`).
     A step that cannot be written is counted and warned of once; it never ends a run.
@@ -122,6 +123,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
     "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
     "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,),
+    "turn_ends": (list,), "turn_rewards": (list,),
 }  # fmt: skip
 
 
@@ -136,6 +138,9 @@ def _check_types(row: Any) -> None:
         raise ValueError(f"response, log-probabilities and mask differ in length: {sorted(lengths)}")
     if any(type(token) is not int for name in ("prompt", "response") for token in row.get(name, ())):
         raise TypeError("tokens are whole numbers")
+    ends = row.get("turn_ends", [])
+    if any(type(end) is not int for end in ends) or len(ends) != len(row.get("turn_rewards", [])):
+        raise ValueError("turn_ends are whole numbers, one for each of turn_rewards")
     counted = [row[name] for name, kinds in _TYPES.items() if kinds == (int,) and name in row]
     if any(not 0 <= token < _TOKENS for name in ("prompt", "response") for token in row.get(name, ())):
         raise ValueError("tokens are from 0 to 2147483647")
@@ -167,6 +172,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
     if rollout.ending is not None:
         ending = rollout.ending
         row |= {"turns": ending.turns, "ended_by": ending.by, "cause": ending.cause}
+    if rollout.turn_ends:
+        row |= {"turn_ends": list(rollout.turn_ends), "turn_rewards": [_number(r) for r in rollout.turn_rewards]}
     return row
 
 
@@ -191,6 +198,8 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         newest_version=row["newest_version"],
         stop=row["stop"],
         ending=Ending(row["turns"], row["ended_by"], row["cause"]) if "turns" in row else None,
+        turn_ends=tuple(row.get("turn_ends", ())),
+        turn_rewards=_floats(row.get("turn_rewards", ())),
     )
 
 

@@ -136,6 +136,17 @@ class Grading:
         return any(isinstance(r.verifier, UserFunction) and r.verifier.over != "sample" for r in self.rewards)
 
     @property
+    def weights(self) -> dict[str, float]:
+        """The factor of each part by its name, as parts add up to the reward."""
+        overlong = {} if self.overlong is None else {OVERLONG: 1.0}
+        return {reward.part: reward.weight for reward in self.rewards} | overlong
+
+    @property
+    def environment_weight(self) -> float:
+        """The factor with which an environment's own reward enters the sum; 0 where it does not."""
+        return sum(r.weight for r in self.rewards if isinstance(r.verifier, EnvironmentReward))
+
+    @property
     def is_joint(self) -> bool:
         """Whether a reward sees all answers to a question at once."""
         return any(_is_joint(reward.verifier) for reward in self.rewards)

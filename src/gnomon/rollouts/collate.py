@@ -1,21 +1,29 @@
 """Groups to a batch."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.types import Batch, Group, Rollout
+from gnomon.core.types import Batch, Group, Rollout, role_of
 
 
-def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str], float] | None = None) -> Batch:
+def collate(
+    groups: Sequence[Group],
+    temperature: float,
+    baseline: Callable[[str], float] | None = None,
+    weights: Sequence[tuple[str, float]] = (),
+) -> Batch:
     """Return the groups' rollouts as one `Batch`, group after group.
 
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
 
     Args:
         baseline: Task id to tracked value, read before these groups are observed; None without a tracker.
+        weights: The parts of a reward, name and weight each; () leaves only the sum.
 
     Raises:
         ConfigError: If there is no rollout at all.
@@ -28,6 +36,7 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
     width = max(len(r.response) for r in rollouts)
     graded = [r.grade.reward is not None for r in rollouts]
     top_tokens, top_logprobs = _top(rollouts, width)
+    roles = tuple(role_of(group.task) for group in groups for _ in group.rollouts)
     return Batch(
         tokens=_pad([r.prompt + r.response for r in rollouts], torch.long),
         prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
@@ -48,7 +57,42 @@ def collate(groups: Sequence[Group], temperature: float, baseline: Callable[[str
         routing=_routing(rollouts),
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
+        role=roles if any(roles) else (),
+        **_turns(rollouts, width),
+        component_rewards=_component_rewards(rollouts, [name for name, _ in weights]) if weights else None,
+        components=tuple(name for name, _ in weights),
+        component_weights=tuple(weight for _, weight in weights),
     )
+
+
+def _turns(rollouts: Sequence[Rollout], width: int) -> dict[str, Any]:
+    """Return ``turn``, ``state`` and ``step_rewards``; nothing where no rollout is a conversation.
+
+    A state is what the policy saw since its last answer: a reply's tokens, or the prompt.
+    """
+    if not any(r.turn_ends for r in rollouts):
+        return {}
+    found = {name: torch.zeros(len(rollouts), width, dtype=torch.int32) for name in ("turn", "state")}
+    steps = torch.zeros(len(rollouts), width, dtype=torch.float64)
+    states: dict[tuple[int, ...], int] = {}
+    for row, r in enumerate(rollouts):
+        ends, rewards = r.turn_ends or (len(r.response),), r.turn_rewards or (r.grade.reward or 0.0,)
+        seen, begin = r.prompt, 0
+        for number, (end, reward) in enumerate(zip(ends, rewards, strict=True)):
+            first = next((t for t in range(begin, end) if r.mask[t]), end)
+            seen = r.response[begin:first] if number else seen
+            found["turn"][row, begin:end] = number
+            found["state"][row, begin:end] = states.setdefault(seen, len(states))
+            if r.grade.error is None:
+                steps[row, end - 1] += reward
+            begin = end
+    return {**found, "step_rewards": steps}
+
+
+def _component_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor:
+    """Return Float64[B C]: each part of the rewards, NaN where it did not apply."""
+    rows = [[r.grade.parts.get(name, math.nan) for name in names] for r in rollouts]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _top(rollouts: Sequence[Rollout], width: int) -> tuple[Tensor | None, Tensor | None]:

@@ -29,6 +29,7 @@ class Trajectory:
         tokens: All that follows, with ``mask`` true where the policy chose, and log-probabilities 0.0 where it did not.
         said: Answers and replies as messages.
         reward: The environment's, added up.
+        turn_ends, turn_rewards: Where each answer ends, and the environment's reward for it.
         seed: Seed of what environment and rewards draw.
         error: Why it cannot be trained on; None when it can.
     """
@@ -40,6 +41,8 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)
     full_logprobs: list[float] = field(default_factory=list)
     completions: list[tuple[int, Completion]] = field(default_factory=list)
+    turn_ends: list[int] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
     said: list[dict[str, str]] = field(default_factory=list)
     reward: float = 0.0
     text: str = ""
@@ -55,6 +58,14 @@ class Trajectory:
         self.logprobs += completion.logprobs
         self.full_logprobs += completion.full_logprobs
         self.said.append({"role": "assistant", "content": text})
+        self.turn_ends.append(len(self.tokens))
+        self.turn_rewards.append(0.0)
+
+    def earn(self, reward: float) -> None:
+        """Add what the environment gave for the answer that was just said."""
+        self.reward += reward
+        if self.turn_rewards:
+            self.turn_rewards[-1] += reward
 
     def add_reply(self, tokens: Sequence[int], messages: Sequence[tuple[str, str]]) -> None:
         """Append what nobody chose."""
@@ -88,8 +99,15 @@ class Trajectory:
             messages=task.messages,
         )
 
-    def rollout(self, task: Task, grade: Grade) -> Rollout:
-        """Return the graded rollout. One without any token gets a padding one, which is not trained on."""
+    def rollout(self, task: Task, grade: Grade, weight: float = 1.0) -> Rollout:
+        """Return the graded rollout. One without any token gets a padding one, which is not trained on.
+
+        Args:
+            weight: Of the environment's reward in the grade. What else the grade has is earned by the last answer.
+        """
+        earned = [weight * reward for reward in self.turn_rewards]
+        if earned and grade.reward is not None:
+            earned[-1] = grade.reward - sum(earned[:-1])
         if not self.tokens:
             self.add_reply([0], ())
         versions = [(c.oldest_version, c.newest_version) for _, c in self.completions] or [(self.version, self.version)]
@@ -108,6 +126,8 @@ class Trajectory:
             routing=self._routing(),
             ending=self.ending,
             top=self._top(),
+            turn_ends=tuple(self.turn_ends),
+            turn_rewards=tuple(earned),
         )
 
     def _top(self) -> TopLogprobs | None:
@@ -167,6 +187,7 @@ class MultiTurnRollout:
         decode: An answer's token ids to its text.
         refuse: The grade of a rollout that cannot be trained on, counted against the error budget.
         opening: What the ids before an answer open it with.
+        reward_weight: Weight of the environment's reward in a grade.
     """
 
     engine: Engine
@@ -178,6 +199,7 @@ class MultiTurnRollout:
     opening: Callable[[Sequence[int]], str] = unopened
     count: Callable[[str | None], None] = lambda cause: None
     """Is told of each conversation what fault ended it, None for any other end; raises when a run should end."""
+    reward_weight: float = 1.0
 
     async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return the trajectory of one rollout; never raises for what an environment does.
@@ -219,7 +241,7 @@ class MultiTurnRollout:
             self.count(cause if by == "fault" else None)
         if host.is_sound:
             try:
-                path.reward += await host.end()
+                path.earn(await host.end())
             except EnvError as fault:
                 path.error = path.error or f"environment: close: {fault.cause}"
         return path
@@ -257,7 +279,7 @@ class MultiTurnRollout:
                 answer = await host.step(path.said[-1]["content"])
             except EnvError as fault:
                 return fault.by, fault.cause
-            path.reward += answer.reward
+            path.earn(answer.reward)
             if answer.is_done:
                 return "done", None
             if turn + 1 == plan.max_turns:

@@ -119,7 +119,9 @@ class Rollouter:
         waiting = [played.sample(task, self.sampling) for played, grade in found if grade is None]
         later = iter(await self._grades(waiting) if waiting else ())
         watch.graded()
-        return Group(task, tuple(p.rollout(task, next(later) if grade is None else grade) for p, grade in found))
+        grades = [(played, next(later) if grade is None else grade) for played, grade in found]
+        weight = conversation.reward_weight
+        return Group(task, tuple(played.rollout(task, grade, weight) for played, grade in grades))
 
     def _sample(self, task: Task, completion: Completion, key: int) -> Sample:
         reach("grade")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gnomon.algorithms import Algorithm
+from gnomon.algorithms import Algorithm, RoleAverage
 from gnomon.config.experiment import Experiment
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
@@ -187,6 +187,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             staleness_filter=_staleness_filter(experiment, stream),
             critic_updates=_critic_updates(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
+            reward_weights=() if session.asked.grading is None else tuple(session.asked.grading.weights.items()),
         )
         progress = Progress(
             logger=logger,
@@ -359,6 +360,7 @@ async def _rollouter(
             judge.refuse,
             asked.beginning.opening,
             judge.faults.observe,
+            0.0 if asked.grading is None else asked.grading.environment_weight,
         )
     return Rollouter(
         engine=engine,
@@ -547,7 +549,13 @@ def _initializing(
         plan, inherited = experiment.algorithm.tracker, session.inherited
         tasks = session.asked.split.train
         unknown = range(len(tasks)) if inherited is None else inherited.unknown
-        if chosen.tracker is None or plan is None or plan.initial != "samples" or not unknown:
+        if (
+            chosen.tracker is None
+            or plan is None
+            or isinstance(plan, RoleAverage)
+            or plan.initial != "samples"
+            or not unknown
+        ):
             return inherited is not None  # which is saved at once
         sampler, watch = replace(rollouter, generations=plan.n0), RolloutTimer()
         with session.console.phase(f"sampling {plan.n0} answers a prompt for initial values", len(unknown)) as phase:

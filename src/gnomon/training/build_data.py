@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Prioritized, TrackerConfig
-from gnomon.algorithms.sections import Greso, OptimalValue
+from gnomon.algorithms.protocols import Composed, parts_of
+from gnomon.algorithms.sections import Greso, OptimalValue, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import counted, working
-from gnomon.core.types import Group
+from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
 from gnomon.engines.stop_strings import check_stop_strings
 from gnomon.models.checkpoint_check import SavedForm
@@ -30,7 +31,7 @@ from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, R
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
 from gnomon.rollouts.curriculum.group_filter import is_informative
 from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
-from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, ValueTracker
+from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, RoleValues, ValueTracker
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.env_workers import describe
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
@@ -363,7 +364,11 @@ def grading_of(experiment: Experiment) -> Grading | None:
     if keep is not None and keep.part and keep.part not in parts:
         raise ConfigError(f"algorithm.keep.part: {unknown('component of the reward', keep.part, parts)}")
     _check_seconds(experiment, rewards)
-    return Grading(rewards, overlong)
+    grading = Grading(rewards, overlong)
+    for place, part in parts_of(experiment.algorithm.advantage):
+        for name in sorted(part.components - grading.weights.keys()) if isinstance(part, Composed) else ():
+            raise ConfigError(f"algorithm.{place}: {unknown('component of the reward', name, grading.weights)}")
+    return grading
 
 
 def _check_seconds(experiment: Experiment, rewards: Sequence[WeightedReward]) -> None:
@@ -432,7 +437,7 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
     tracker: TaskValues | None = None
     drift: Drift = NoDrift()
     if reads_values and task_index is not None:
-        tracker, drift = _remembering(algorithm, task_index)
+        tracker, drift = _remembering(algorithm, task_index, tasks)
     chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
@@ -449,10 +454,13 @@ def keys_of(tasks: TaskSet) -> PromptKeys:
     return PromptKeys.of(tasks[index] for index in counted(range(len(tasks)), "listing prompts", len(tasks)))
 
 
-def _remembering(algorithm: Algorithm, task_index: TaskIndex) -> tuple[TaskValues, Drift]:
+def _remembering(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) -> tuple[TaskValues, Drift]:
     """Return what keeps a value for each prompt, and what it forgets by."""
     plan = algorithm.tracker
     assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"
+    if isinstance(plan, RoleAverage):
+        roles = [role_of(tasks[index]) for index in range(len(tasks))]
+        return RoleValues(task_index, roles, plan.decay), NoDrift()
     if isinstance(plan, OptimalValue):
         fixed = FixedValues(task_index, plan.beta)
         if plan.initial != "samples":

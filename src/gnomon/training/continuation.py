@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 
+from gnomon.algorithms.sections import OptimalValue
 from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
@@ -25,7 +26,6 @@ from gnomon.records.jsonl import warn_on_stderr
 from gnomon.records.ownership import check_own
 from gnomon.records.run_card import questions_of, write_extension
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
-from gnomon.rollouts.curriculum.tracker import FixedValues
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.question import dataset_fingerprint
@@ -303,7 +303,7 @@ class Inheritance:
         reads = chosen.keys is not None and parent.remembers and judged and not is_same
         kept = chosen.keys.kept_of(parent.keys()) if reads and chosen.keys is not None else None
         plan = experiment.algorithm.tracker
-        is_sampled = plan is not None and plan.initial == "samples" and isinstance(chosen.tracker, FixedValues)
+        is_sampled = isinstance(plan, OptimalValue) and plan.initial == "samples" and chosen.tracker is not None
         if is_sampled and kept is not None and kept.new:
             raise ConfigError(
                 f"{len(kept.new):,} prompts are new, and algorithm.tracker.initial = 'samples' estimates values of the "

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gnomon.algorithms.advantages import Gae, Whitened
+from gnomon.algorithms.advantages import Gae
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import Pretraining
-from gnomon.algorithms.protocols import Advantage
+from gnomon.algorithms.protocols import parts_of
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import State
 from gnomon.learner.base import Learner
@@ -93,11 +93,7 @@ class ValuePretraining:
 
 
 def monte_carlo(algorithm: Algorithm) -> Algorithm:
-    """Return the same algorithm with returns as the critic's targets: a value lambda of 1."""
-    return replace(algorithm, advantage=_with_returns(algorithm.advantage))
-
-
-def _with_returns(advantage: Advantage) -> Advantage:
-    if isinstance(advantage, Whitened):
-        return replace(advantage, of=_with_returns(advantage.of))
-    return replace(advantage, value_lambda=1.0) if isinstance(advantage, Gae) else advantage
+    """Return the same algorithm with the critic's advantage alone, and returns as targets: a value lambda of 1."""
+    found = (part for _, part in parts_of(algorithm.advantage) if isinstance(part, Gae))
+    critic = next(found, None)
+    return algorithm if critic is None else replace(algorithm, advantage=replace(critic, value_lambda=1.0))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.algorithms import corrections, regularizers, sections
-from gnomon.algorithms.advantages import Gae, GroupRelative, LeaveOneOut, LengthAdaptive, Returns, unscaled
+from gnomon.algorithms.advantages import Gae, GroupRelative, LeaveOneOut, LengthAdaptive, Returns
+from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.algorithms.validate import remarks, uses_tracker
 from gnomon.config.experiment import Experiment
@@ -72,9 +73,9 @@ def temperature_note(experiment: Experiment) -> str | None:
 
 def lambda_note(experiment: Experiment) -> str | None:
     """Return what a length-adaptive lambda means when no answer can be long enough for it; None when one can."""
-    advantage = experiment.algorithm.advantage
-    inside = unscaled(advantage)
-    rule = inside.policy_lambda if isinstance(inside, Gae) else None
+    found = ((place, part) for place, part in parts_of(experiment.algorithm.advantage) if isinstance(part, Gae))
+    place, inside = next(found, ("", None))
+    rule = None if inside is None else inside.policy_lambda
     longest = experiment.sampling.max_completion_length
     if not isinstance(rule, LengthAdaptive) or longest >= rule.shortest:
         return None
@@ -82,7 +83,7 @@ def lambda_note(experiment: Experiment) -> str | None:
         f"LengthAdaptive(alpha = {rule.alpha:g}) gives lambda 0 to answers of fewer than {rule.shortest} tokens, and "
         f"none may have more than {longest}: every advantage is then a one-step difference of values, and the reward "
         "reaches the last token alone, the others through the critic only; set "
-        f"algorithm.advantage.{'' if inside is advantage else 'of.'}policy_lambda.alpha = {_SHARE / longest:.2g}, "
+        f"algorithm.{place}.policy_lambda.alpha = {_SHARE / longest:.2g}, "
         f"which gives an answer of the whole budget lambda {1 - 1 / _SHARE:g}"
     )
 
@@ -100,7 +101,12 @@ def routing_note(experiment: Experiment, is_mixture: bool) -> str | None:
 def initial_answers(experiment: Experiment, training_prompts: int) -> int:
     """Return how many answers are asked before step 1 for the prompts' initial values."""
     plan = experiment.algorithm.tracker
-    if plan is None or plan.initial != "samples" or not _reads_tracker(experiment):
+    if (
+        plan is None
+        or isinstance(plan, sections.RoleAverage)
+        or plan.initial != "samples"
+        or not _reads_tracker(experiment)
+    ):
         return 0
     return plan.n0 * training_prompts
 
@@ -144,6 +150,9 @@ def _prompts(experiment: Experiment, costs: Costs) -> Iterator[str]:
 def _tracker(experiment: Experiment, costs: Costs) -> Iterator[str]:
     plan = experiment.algorithm.tracker
     assert plan is not None, "validate refuses a piece that reads no tracker"
+    if isinstance(plan, sections.RoleAverage):
+        yield "The average reward of each role (a task's column `role`) is tracked, and begins at 0."
+        return
     rate = "success rate" if isinstance(plan, sections.TrackerConfig) else "value (fixed from then on)"
     if plan.initial == "samples":
         answers = initial_answers(experiment, costs.training_prompts)
@@ -210,9 +219,9 @@ def _rewards(experiment: Experiment, costs: Costs) -> Iterator[str]:
         )
     if algorithm.mask_truncated:
         yield "Answers cut off at the budget are left out of the loss; their rewards still count in statistics."
-    inside = unscaled(algorithm.advantage)
-    if isinstance(inside, GroupRelative | LeaveOneOut | Returns | Gae) and inside.kl > 0:
-        yield f"Each token lowers them by {inside.kl:g} times log(proximal / reference)."
+    for _, inside in parts_of(algorithm.advantage):
+        if isinstance(inside, GroupRelative | LeaveOneOut | Returns | Gae) and inside.kl > 0:
+            yield f"Each token lowers them by {inside.kl:g} times log(proximal / reference)."
 
 
 def _critic(experiment: Experiment, costs: Costs) -> Iterator[str]:

@@ -68,6 +68,7 @@ class Components:
         staleness_filter: Leaves out groups that are too far from the policy.
         critic_updates: Trains the critic before and after the policy.
         imitation: Updates on the best answers so far.
+        reward_weights: The parts of the reward, name and weight each; () where nothing judges.
     """
 
     algorithm: Algorithm
@@ -81,6 +82,7 @@ class Components:
     staleness_filter: StalenessFilter = field(default=NoFilter())
     critic_updates: CriticUpdates = field(default=NoCritic())
     imitation: ImitationUpdates = field(default=NoImitation())
+    reward_weights: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass

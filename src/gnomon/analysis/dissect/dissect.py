@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnomon.algorithms import Algorithm, resolve
 from gnomon.algorithms.ratios import masked
+from gnomon.algorithms.segments import Segments
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch
@@ -20,6 +21,11 @@ from gnomon.records.batches import RecordedBatch, read_batch
 _REMEDY: Mapping[str, str] = {
     "reference": "log-probabilities of the frozen reference, or set the coefficient that reads them to 0",
     "values": "the critic's value before each token",
+    "component_rewards": "each reward by itself, an object of names and numbers",
+    "turn": "which answer of the conversation each token belongs to, from 0",
+    "state": "the state that each token's answer was given in, a number or a text",
+    "role": "who the policy was, a text",
+    "teacher": "log-probabilities of the teacher",
     "baseline": "the prompt's tracked value (a-star-po: V*), read before this batch",
 }
 
@@ -111,6 +117,8 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
     """
     batch = _in_float64(batch)
     _check_needs(algorithm, batch)
+    segments, rows = Segments.of(batch), batch.mask
+    batch, current = segments.whole(batch), segments.join(current)
     weighed = algorithm.weigh(algorithm.prepare(batch))
     assert weighed.weights is not None, "weigh gives them"
     mask, leaf = weighed.mask, current.detach().double().requires_grad_()
@@ -128,6 +136,8 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
     ratio = masked(view.log_ratio.detach().exp(), mask)
     measured = {name.removeprefix("loss/"): value for name, value in loss.metrics.values().items()}
     measured["entropy_estimate_nats"] = measured.pop("entropy_nats", 0.0)
+    measured = _complete(measured, gradient, (push == 0) & (pushed != 0), mask)
+    gradient, advantages, push, ratio = (segments.cut(matrix) for matrix in (gradient, advantages, push, ratio))
     return Dissection(
         algorithm=algorithm,
         advantages=advantages,
@@ -137,9 +147,9 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
         loss=float(loss.total.detach()),
         policy_loss=loss.parts["policy"],
         value_loss=_value_loss(algorithm, weighed),
-        trust=_letters(mask, advantages, push, ratio),
+        trust=_letters(rows, advantages, push, ratio),
         estimates_entropy=bool(_slope(loss.total, entropy).any()),
-        statistics=_complete(measured, gradient, (push == 0) & (pushed != 0), mask),
+        statistics=measured,
     )
 
 
@@ -186,8 +196,8 @@ def _in_float64(batch: Batch) -> Batch:
 
 def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
     """Refuse a batch that lacks fields of the algorithm, naming all of them."""
-    lacking = [n for n, there in (("reference", batch.reference), ("values", batch.values)) if there is None]
-    needed: list[str] = [name for name in lacking if name in algorithm.needs]
+    there = {name for name, value in vars(batch).items() if isinstance(value, Tensor) or value}
+    needed: list[str] = [name for name in _REMEDY if name in algorithm.needs - there]
     if uses_tracker(algorithm) and batch.baseline is None:
         needed.append("baseline")
     if needed:

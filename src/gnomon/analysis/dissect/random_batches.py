@@ -23,6 +23,8 @@ class Kind:
         ungraded: Fraction of responses without a reward.
         rewards: Possible rewards; empty for normally distributed ones.
         width: Most tokens of a response.
+        segmented: Fraction of responses that continue in the row after.
+        turns: Most answers of a response; with more than one, rewards stand where they were earned.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Kind:
     ungraded: float = 0.0
     rewards: tuple[float, ...] = ()
     width: int = 8
+    segmented: float = 0.0
+    turns: int = 1
 
 
 KINDS = (
@@ -50,6 +54,9 @@ KINDS = (
     Kind("tiny probabilities", center=-90.0, spread=20.0, shift=3.0),
     Kind("long responses", width=70, holes=0.1, rewards=(0.0, 1.0)),
     Kind("everything at once", shift=2.0, sizes=(1, 4), holes=0.3, ungraded=0.2, rewards=(0.0, 0.0, 1.0, 0.3)),
+    Kind("responses in several rows", sizes=(2, 6), holes=0.2, segmented=0.5),
+    Kind("conversations", width=12, holes=0.3, turns=4, ungraded=0.1),
+    Kind("conversations in several rows", sizes=(2, 6), width=12, holes=0.3, turns=4, segmented=0.5),
 )
 """The kinds of `draw`, in the order of `verify`."""
 
@@ -69,6 +76,11 @@ def draw(kind: Kind, seed: int) -> Step:
     mask = np.arange(kind.width) < lengths[:, None]
     mask &= (random.random(mask.shape) >= kind.holes) & graded[:, None]
     rewards = random.choice(kind.rewards, size=rows) if kind.rewards else random.normal(size=rows)
+    rollout = None
+    if kind.segmented:
+        goes_on = (random.random(rows) < kind.segmented) & (group == np.append(group[1:], -1))
+        rollout = np.cumsum(~np.append(False, goes_on[:-1])) - 1
+        rewards, graded = rewards[rollout], graded[rollout]
 
     def moved(
         anchor: np.ndarray[tuple[int, ...], np.dtype[np.float64]], by: float
@@ -85,6 +97,15 @@ def draw(kind: Kind, seed: int) -> Step:
     hidden = {
         name: np.where(mask, matrix, random.choice(nothing, size=mask.shape)) for name, matrix in policies.items()
     }
+    turn = state = steps = None
+    if kind.turns > 1:
+        turn = np.sort(random.integers(0, kind.turns, size=mask.shape), 1) + kind.turns * np.arange(rows)[:, None]
+        state = turn * 7919 % 3
+        steps = np.where(mask & graded[:, None], np.round(random.normal(size=mask.shape)), 0.0)
+        index = np.arange(rows) if rollout is None else rollout
+        rewards = np.bincount(index, steps.sum(1), minlength=rows)[index]
+    # The second reward is 0 or 1, so that some groups agree in one and differ in the other.
+    components = np.stack([rewards, (random.random(rows) < 0.5).astype(np.float64)], 1)
     return Step(
         rewards=np.where(graded, rewards, 0.0),
         mask=mask,
@@ -92,6 +113,12 @@ def draw(kind: Kind, seed: int) -> Step:
         graded=graded,
         truncated=random.random(rows) < 0.3,
         baseline=random.random(rows),
+        rollout=rollout,
+        components=components if rollout is None else components[rollout],
+        component_weights=(1.0, 0.5),
+        turn=turn,
+        state=state,
+        steps=steps,
         **hidden,
     )
 
@@ -117,6 +144,13 @@ def to_batch(step: Step) -> tuple[Batch, Tensor]:
         reference=None if step.reference is None else torch.from_numpy(step.reference),
         values=None if step.values is None else torch.from_numpy(step.values),
         baseline=None if step.baseline is None else torch.from_numpy(step.baseline),
+        component_rewards=None if step.components is None else torch.from_numpy(step.components),
+        components=() if step.components is None else tuple(map(str, range(step.components.shape[1]))),
+        component_weights=step.component_weights,
+        turn=None if step.turn is None else torch.from_numpy(step.turn),
+        state=None if step.state is None else torch.from_numpy(step.state),
+        step_rewards=None if step.steps is None else torch.from_numpy(step.steps),
+        rollout_id=None if step.rollout is None else torch.from_numpy(step.rollout),
     )
     return batch, torch.from_numpy(step.current)
 
@@ -140,4 +174,10 @@ def to_step(batch: Batch, current: Tensor) -> Step:
         reference=plain(batch.reference),
         values=plain(batch.values),
         baseline=plain(batch.baseline),
+        components=plain(batch.component_rewards),
+        component_weights=batch.component_weights,
+        turn=None if batch.turn is None else batch.turn.numpy(),
+        state=None if batch.state is None else batch.state.numpy(),
+        steps=plain(batch.step_rewards),
+        rollout=None if batch.rollout_id is None else batch.rollout_id.numpy(),
     )

@@ -234,6 +234,69 @@ class FixedValues:
         self._elsewhere = float(known.mean()) if known.size else 0.0
 
 
+class RoleValues:
+    """What the policy earned lately in the role of each task: b <- decay b + (1 - decay) r, 0 at first.
+
+    Source: SPIRAL, arXiv 2506.24119; here a step's rewards are observed after all of them were compared.
+
+    Args:
+        task_index: The ids of the task set.
+        roles: The role of each task, in its order.
+        decay: In (0, 1).
+    """
+
+    def __init__(self, task_index: TaskIndex, roles: Sequence[str], decay: float) -> None:
+        self.task_index = task_index
+        self._names, self._role = np.unique(np.asarray(roles, dtype=np.str_), return_inverse=True)
+        self._decay = decay
+        self._value: NDArray[np.float64] = np.zeros(len(self._names))
+
+    def baseline(self, indices: Indices) -> NDArray[np.float64]:
+        """Return the averages of these tasks' roles."""
+        return self._value[self._role[np.asarray(indices, np.int64)]]
+
+    def initialize(self, groups: Sequence[Group]) -> None:
+        """Begin at 0, whatever was made before training."""
+
+    def load(self, path: Path) -> int:
+        """Refuse a file.
+
+        Raises:
+            ConfigError: Always: averages begin at 0.
+        """
+        raise ConfigError(f"averages of roles begin at 0, and are not read from {path}")
+
+    def observe(self, groups: Sequence[Group], drifts: Mapping[str, float]) -> Metrics:
+        """Move each role's average by the rewards of its rollouts, one after the other."""
+        metrics = Metrics()
+        for group in groups:
+            role = self._role[self.task_index.index(group.task.id)]
+            for reward in group.rewards:
+                value = float(self._value[role])
+                self._value[role] = self._decay * value + (1 - self._decay) * reward
+                measures = {"tracker/value_mean": value, "tracker/squared_error_mean": (reward - value) ** 2}
+                metrics += Metrics.of({name: Mean(number, 1) for name, number in measures.items()})
+        return metrics
+
+    def state(self) -> State:
+        """Return the average of each role by its name, and whose they are."""
+        named = dict(zip(self._names.tolist(), self._value.tolist(), strict=True))
+        return State({}, {**self.task_index.identity(), "averages": named})
+
+    def restore(self, state: State) -> None:
+        """Become the averages that returned ``state``.
+
+        Raises:
+            ConfigError: If they are of another task set.
+        """
+        self.task_index.check(dict(state.values), "averages of roles")
+        self._value = np.array([float(state.values["averages"].get(str(name), 0.0)) for name in self._names])
+
+    def moved(self, state: State, kept: KeptPrompts) -> State:
+        """Return the averages as those of this task set; a new role begins at 0."""
+        return State({}, {**self.task_index.identity(), "averages": state.values["averages"]})
+
+
 def optimal_value(rewards: Sequence[float], beta: float) -> float:
     """Return beta log mean exp(r / beta), from the largest reward down, so that no exponential overflows.
 

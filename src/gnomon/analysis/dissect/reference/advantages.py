@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def returns(kl: float = 0.0) -> Credit:
         found = []
         for response in responses:
             penalties = kl * response.penalty if kl else np.zeros(len(response))
-            found.append(np.array([response.reward - math.fsum(penalties[t:]) for t in range(len(response))]))
+            gains = response.earned - penalties
+            found.append(np.array([math.fsum(gains[t:]) for t in range(len(response))]))
         return found
 
     return credit
@@ -116,6 +118,63 @@ def whitened(inner: Credit, skip_degenerate: bool = False, epsilon: float = 1e-8
     return credit
 
 
+def added(first: Credit, second: Credit, omega: float) -> Credit:
+    """The first plus omega times the second."""
+    return lambda responses: [a + omega * b for a, b in zip(first(responses), second(responses), strict=True)]
+
+
+def by_state(gamma: float, epsilon: float = 1e-6) -> Credit:
+    """(R - mean) / (sample deviation + epsilon) over the group's answers in the same state, R discounted by answers.
+
+    0 for a state that is alone and for equal returns (GiGPO, eq. 6 and 7).
+    """
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        found: list[tuple[int, Any, tuple[int, int], float]] = []
+        for i, response in enumerate(responses):
+            places = response.answers()
+            gains = [math.fsum(response.earned[place]) for place in places]
+            for k, place in enumerate(places):
+                state = 0 if response.state is None else int(response.state[place[0]])
+                worth = math.fsum(gamma ** (j - k) * gains[j] for j in range(k, len(gains)))
+                found.append((i, place, (response.group, state), worth))
+        result = [np.zeros(len(r)) for r in responses]
+        for i, place, key, worth in found:
+            same = [other for _, _, theirs, other in found if theirs == key]
+            if max(same) > min(same):
+                result[i][place] = (worth - math.fsum(same) / len(same)) / (_deviation(same) + epsilon)
+        return result
+
+    return credit
+
+
+def per_reward(inner: Credit) -> Credit:
+    """sum_c weight_c A(r_c): the advantages of each reward by itself, weighed (GDPO, eq. 4 and 5)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        total = [np.zeros(len(r)) for r in responses]
+        for c, weight in enumerate(responses[0].component_weights):
+            alone = [replace(r, reward=float(_components(r)[c]) if r.is_graded else 0.0) for r in responses]
+            total = [sum_so_far + weight * each for sum_so_far, each in zip(total, inner(alone), strict=True)]
+        return total
+
+    return credit
+
+
+def over_batch(inner: Credit, epsilon: float = 1e-6) -> Credit:
+    """(A - mean) / (sample deviation + epsilon) over responses with a trained token, each with one A (GDPO, eq. 6)."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        raw = inner(responses)
+        numbers = [float(vector[0]) for vector in raw if len(vector)]
+        if not numbers or max(numbers) == min(numbers):
+            return [np.zeros(len(r)) for r in responses]
+        mean, scale = math.fsum(numbers) / len(numbers), _deviation(numbers) + epsilon
+        return [(vector - mean) / scale for vector in raw]
+
+    return credit
+
+
 def fixed(value: float) -> Lambdas:
     """One lambda for all."""
     return lambda responses: [value] * len(responses)
@@ -154,9 +213,7 @@ def _gae(response: Response, decay: float) -> Vector:
     assert response.values is not None, "this oracle needs values"
     length = len(response)
     after = np.append(response.values[1:], 0.0) if length else np.zeros(0)
-    rewards = np.zeros(length)
-    rewards[-1:] = response.reward
-    errors = rewards + after - response.values
+    errors = response.earned + after - response.values
     return np.array([math.fsum(decay**k * errors[t + k] for k in range(length - t)) for t in range(length)])
 
 
@@ -168,6 +225,11 @@ def _siblings(response: Response, responses: Sequence[Response]) -> list[float]:
 def _baseline(response: Response) -> float:
     assert response.baseline is not None, "this oracle needs the prompt's baseline"
     return response.baseline
+
+
+def _components(response: Response) -> Vector:
+    assert response.components is not None, "this oracle needs each reward by itself"
+    return response.components
 
 
 def _deviation(numbers: Sequence[float]) -> float:

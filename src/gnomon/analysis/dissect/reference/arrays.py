@@ -19,6 +19,9 @@ class Step:
 
     Attributes:
         rewards, group, graded, truncated, baseline: [B]. A response with ``graded`` false has no trained token.
+        rollout: [B]; rows of one number are the segments of one response, in order. None: each row is one.
+        components: [B, C], each reward by itself, with ``component_weights``.
+        turn, state, steps: [B, T], the answer that a token belongs to, its state, and the reward earned there.
         mask, current, behavior, proximal, reference, values: [B, T], natural logarithms for policies. Masked positions
             may
             hold anything, also nan.
@@ -35,21 +38,38 @@ class Step:
     reference: Vector | None = None
     values: Vector | None = None
     baseline: Vector | None = None
+    rollout: npt.NDArray[np.int64] | None = None
+    components: Vector | None = None
+    component_weights: tuple[float, ...] = ()
+    turn: npt.NDArray[np.int64] | None = None
+    state: npt.NDArray[np.int64] | None = None
+    steps: Vector | None = None
 
     def responses(self) -> list["Response"]:
-        """Return each row's trained tokens in order."""
-        return [self._response(row) for row in range(len(self.rewards))]
+        """Return each rollout's trained tokens in order, through all of its rows."""
+        return [self._response(rows) for rows in self._rows()]
 
-    def scatter(self, rows: list[Vector]) -> Vector:
+    def scatter(self, responses: list[Vector]) -> Vector:
         """Return [B, T] with each response's numbers at its trained positions, 0 elsewhere."""
         whole = np.zeros(self.mask.shape)
-        for row, numbers in enumerate(rows):
-            whole[row, self.mask[row]] = numbers
+        for rows, numbers in zip(self._rows(), responses, strict=True):
+            for row in rows:
+                whole[row, self.mask[row]], numbers = np.split(numbers, [int(self.mask[row].sum())])
         return whole
 
-    def _response(self, row: int) -> "Response":
+    def _rows(self) -> list[list[int]]:
+        """Return the rows of each rollout."""
+        numbers = range(len(self.rewards)) if self.rollout is None else self.rollout.tolist()
+        found: dict[int, list[int]] = {}
+        for row, number in enumerate(numbers):
+            found.setdefault(number, []).append(row)
+        return list(found.values())
+
+    def _response(self, rows: list[int]) -> "Response":
+        row = rows[0]
+
         def cut(matrix: Any) -> Vector:
-            return np.asarray(matrix[row][self.mask[row]], dtype=np.float64)
+            return np.concatenate([np.asarray(matrix[i][self.mask[i]], dtype=np.float64) for i in rows])
 
         return Response(
             reward=float(self.rewards[row]),
@@ -61,6 +81,11 @@ class Step:
             reference=None if self.reference is None else cut(self.reference),
             values=None if self.values is None else cut(self.values),
             baseline=None if self.baseline is None else float(self.baseline[row]),
+            components=None if self.components is None else self.components[row],
+            component_weights=self.component_weights,
+            turn=None if self.turn is None else cut(self.turn).astype(np.int64),
+            state=None if self.state is None else cut(self.state).astype(np.int64),
+            steps=None if self.steps is None else cut(self.steps),
         )
 
 
@@ -77,6 +102,24 @@ class Response:
     reference: Vector | None
     values: Vector | None
     baseline: float | None
+    components: Vector | None = None
+    component_weights: tuple[float, ...] = ()
+    turn: npt.NDArray[np.int64] | None = None
+    state: npt.NDArray[np.int64] | None = None
+    steps: Vector | None = None
+
+    @property
+    def earned(self) -> Vector:
+        """The reward of each token; all of it on the last one where nothing else is known."""
+        if self.steps is not None:
+            return self.steps
+        return np.append(np.zeros(max(len(self) - 1, 0)), self.reward)[: len(self)]
+
+    def answers(self) -> list[Any]:
+        """Return the positions of the tokens of each answer; all of them where no turns are known."""
+        if self.turn is None:
+            return [np.arange(len(self))] if len(self) else []
+        return [np.flatnonzero(self.turn == number) for number in dict.fromkeys(self.turn.tolist())]
 
     def __len__(self) -> int:
         return len(self.current)

@@ -8,6 +8,8 @@ import numpy as np
 
 from gnomon.analysis.dissect.reference.advantages import (
     Credit,
+    added,
+    by_state,
     fixed,
     gae,
     group_mean,
@@ -15,7 +17,9 @@ from gnomon.analysis.dissect.reference.advantages import (
     length_adaptive,
     length_sigmoid,
     length_weighted,
+    over_batch,
     over_optimum,
+    per_reward,
     returns,
     tracked,
     whitened,
@@ -115,6 +119,7 @@ ORACLES: Mapping[str, Oracle] = {
         whitened(_centered, skip_degenerate=True), _narrow, token_mean, (reference_k2(0.01),)
     ),
     "opo": Oracle(length_weighted, capped(math.inf), token_mean),
+    "rae": Oracle(over_optimum, _narrow, token_mean),
     "a-star-po": Oracle(over_optimum, regression(beta=1e-3), sequence_mean),
     "ppo": Oracle(whitened(gae(fixed(0.95))), _narrow, token_mean, value_lambda=0.95),
     "vc-ppo": Oracle(gae(fixed(0.95)), _narrow, sequence_mean, value_lambda=1.0),
@@ -122,6 +127,8 @@ ORACLES: Mapping[str, Oracle] = {
     "dr-grpo": Oracle(_centered, _narrow, constant_length(3000)),
     "dapo": Oracle(_group, _higher, token_mean),
     "lite-ppo": Oracle(group_mean("batch"), _narrow, token_mean),
+    "gdpo": Oracle(over_batch(per_reward(_group)), _narrow, sequence_mean),
+    "gigpo": Oracle(added(_group, by_state(0.95), 1.0), _narrow, token_mean),
     "gspo": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
     "gspo-token": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
     "gmpo": Oracle(_group, geometric_clip(0.4), sequence_mean),
