@@ -18,7 +18,7 @@ from typing import Any, Self
 from gnomon.cluster.joining import connect
 from gnomon.cluster.reaper import FAREWELL
 from gnomon.core.errors import ConfigError
-from gnomon.engines.vllm.protocol import LOOPBACK
+from gnomon.core.http import LOOPBACK
 
 # Ray's switch for systems whose firewalls ask; switched off, Ray listens and connects on the loopback interface only.
 _SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

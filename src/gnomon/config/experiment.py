@@ -199,6 +199,8 @@ class Experiment:
         _check_minibatches(self)
         _check_staleness(self)
         _check_supervised(self)
+        if self.system and self.environment is not None and self.environment.kind == "agent":
+            raise ConfigError("an agent writes its own system message, so `system` reaches no prompt; remove it")
         try:
             date.fromisoformat(self.template_date)
         except ValueError as error:
@@ -562,8 +564,9 @@ def _anchor(node: Any) -> None:
             node["path"] = _absolute(node["path"])
         if node.get("kind") == "function":
             node["function"] = _absolute_member(node["function"])
-        if node.get("kind") in ("class", "tools", "trl"):
+        if node.get("kind") in ("class", "tools", "trl", "agent") and "tools" in node:
             node["use"] = _absolute_member(node["use"])
+            node["command"] = [_absolute(part) for part in node["command"]]
             node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
         is_critic = node.get("piece") == "CriticConfig" and node["initial"] != "policy"
         if node.get("piece") in ("TrackerConfig", "OptimalValue") or is_critic:

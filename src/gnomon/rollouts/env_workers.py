@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -63,14 +64,22 @@ class EnvWorker:
     exit_reason: Callable[[Worker], Coroutine[Any, Any, ExitReason]]
     is_sound: bool = True
 
-    async def reset(self, prompt: str, columns: Mapping[str, Any], seed: int) -> EnvAnswer:
-        """Return its first observation; what it draws from now on begins with ``seed``.
+    async def reset(
+        self, prompt: str, columns: Mapping[str, Any], seed: int, variables: Mapping[str, str] | None = None
+    ) -> EnvAnswer:
+        """Return its first observation; what it draws from now on begins with ``seed``. An agent runs to its end.
+
+        Args:
+            variables: Environment variables that an agent gets, which then has no deadline here; None for none.
 
         Raises:
             EnvError: If the environment fails.
             EnvWorkerLost: If its worker is gone.
         """
-        return await self._ask({"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed})
+        request = {"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed}
+        if variables is None:
+            return await self._ask(request)
+        return await self._ask({**request, "variables": dict(variables)}, math.inf)
 
     async def step(self, text: str) -> EnvAnswer:
         """Return its reply to an answer.
@@ -90,10 +99,10 @@ class EnvWorker:
         """
         return (await self._ask({"do": "close"})).reward
 
-    async def _ask(self, request: dict[str, Any]) -> EnvAnswer:
+    async def _ask(self, request: dict[str, Any], seconds: float | None = None) -> EnvAnswer:
         is_sound, self.is_sound = self.is_sound, False
         try:
-            said = await self.worker.ask(request, self.timeout_seconds)
+            said = await self.worker.ask(request, self.timeout_seconds if seconds is None else seconds)
         except (TypeError, RecursionError) as error:
             raise EnvError("fault", f"the task's columns cannot be sent: {error}") from error
         except (DeadlineExceeded, OSError, EOFError, ValueError) as error:

@@ -31,6 +31,7 @@ class Trajectory:
         reward: The environment's, added up.
         turn_ends, turn_rewards: Where each answer ends, and the environment's reward for it.
         seed: Seed of what environment and rewards draw.
+        answer: What rewards see as the answer; None for the policy's last one.
         error: Why it cannot be trained on; None when it can.
     """
 
@@ -47,6 +48,7 @@ class Trajectory:
     reward: float = 0.0
     text: str = ""
     seed: int = 0
+    answer: str | None = None
     ending: Ending = Ending(0, "fault")
     error: str | None = None
 
@@ -82,6 +84,7 @@ class Trajectory:
         ``conversation``, its messages; ``environment_reward``; ``turns``; ``ended_by``.
         """
         answers = [message["content"] for message in self.said if message["role"] == "assistant"]
+        answers += [] if self.answer is None else [self.answer]
         further = {
             "conversation": self.said,
             "environment_reward": self.reward,
@@ -162,7 +165,7 @@ class Trajectory:
         return merged
 
 
-_TRIES = 3
+TRIES = 3
 """Plays of one conversation whose processes are lost: among the others, then twice apart from them."""
 
 
@@ -208,7 +211,7 @@ class MultiTurnRollout:
             key: Turn to the key of its draws.
         """
         lost: list[str] = []
-        while len(lost) < _TRIES:
+        while len(lost) < TRIES:
             try:
                 async with self.hosts.alone() if lost else self.hosts.open() as host:
                     path = await self._play(host, task, key, sampling)

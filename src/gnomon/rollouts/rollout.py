@@ -12,7 +12,7 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.rng import draw_key
 from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.multi_turn import MultiTurnRollout, Trajectory, unopened
+from gnomon.rollouts.multi_turn import Trajectory, unopened
 
 
 class GradesRollouts(Protocol):
@@ -20,6 +20,18 @@ class GradesRollouts(Protocol):
 
     async def grade(self, sample: Sample) -> Grade:
         """Return a reward or an error; never raises for a bad sample, never waits longer than its deadline."""
+
+
+class PlaysConversations(Protocol):
+    """Who plays several turns: a `MultiTurnRollout` with an environment, an `AgentRollout` with an agent."""
+
+    @property
+    def refuse(self) -> Callable[[Sample, str], Grade]:
+        """The grade of a rollout that cannot be trained on."""
+
+    async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
+        """Return one conversation; ``key`` gives the key of a turn's draws."""
+        ...
 
 
 @dataclass
@@ -72,7 +84,7 @@ class Rollouter:
     sampling: Sampling
     generations: int
     seed: int
-    conversation: MultiTurnRollout | None = None
+    conversation: PlaysConversations | None = None
     opening: Callable[[Sequence[int]], str] = unopened
     together: Callable[[Sequence[Sample]], Awaitable[Sequence[Grade]]] | None = None
     """Grades all answers to a question at once, for rewards that compare them; None grades each as it comes."""
@@ -96,7 +108,7 @@ class Rollouter:
         return await asyncio.gather(*(self.grader.grade(sample) for sample in samples))
 
     async def _converse(
-        self, conversation: MultiTurnRollout, task: Task, round_number: int, watch: RolloutTimer
+        self, conversation: PlaysConversations, task: Task, round_number: int, watch: RolloutTimer
     ) -> Group:
         async def one(sample: int) -> tuple[Trajectory, Grade | None]:
             played = await conversation.run(

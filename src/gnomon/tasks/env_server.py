@@ -6,6 +6,7 @@ its environment from reset to close. A worker is ended with all that it started 
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from gnomon.core.processes.seeding import seed_all
 from gnomon.core.processes.server import run_program
 from gnomon.core.tables import build
 from gnomon.rewards.sandbox.base import NotRun
+from gnomon.tasks.agent_program import AgentProgram, check_agent
 from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
@@ -27,10 +29,10 @@ More floods, whatever it would be in tokens.
 """
 
 _PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
-    "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv,
+    "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv, "agent": AgentProgram,
 }  # fmt: skip
 _CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
-    "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime,
+    "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime, "agent": check_agent,
 }  # fmt: skip
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class EnvServer:
                 return {"fault": None, "schemas": list(self._made().schemas)}
             case "reset":
                 self._adapter = None
+                os.environ.update(request.get("variables", {}))
                 seed_all(request["luck"], "environment")
                 return _told(self._run(self._made().begin(request["prompt"], request["columns"])))
             case "step":

@@ -14,6 +14,7 @@ One instance serves one rollout, in a process that can be killed (`tasks/env_ser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.redaction import check_no_secret
@@ -21,7 +22,7 @@ from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
 Role = Literal["user", "tool"]
-Kind = Literal["class", "tools", "trl", "verifiers"]
+Kind = Literal["class", "tools", "trl", "verifiers", "agent"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ _NEEDS: Mapping[Kind, str] = {
     "tools": 'tools = ["path.py:function", "python"]',
     "trl": 'use = "path.py:Class", whose public methods are tools, or tools = ["path.py:function"]',
     "verifiers": 'use = "name", as verifiers.load_environment has it',
+    "agent": 'use = "path.py:function", command = ["program", "argument"] or server = "http://127.0.0.1:PORT/PATH"',
 }
 
 
@@ -68,14 +70,19 @@ class EnvironmentConfig:
     Attributes:
         kind: "class" is a class of your own; "tools" are typed functions, and "python" among them runs code in the
             sandbox; "trl" is a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers" is
-            an environment of that package.
-        use: The class or the environment that is built.
+            an environment of that package; "agent" is a
+            program that calls the policy by itself (docs/agents.md).
+        use: The class or the environment that is built, or the agent's function.
+        command: The agent's program and its arguments; ``{prompt}`` in one stands for the question.
+        server: Address of a running server that is the agent, on this machine.
         settings: Keyword arguments of ``use``.
         tools: Names of functions that the model may call.
         max_turns: Most answers of a rollout.
+        max_calls: Most calls of an agent that may wait for an answer at once.
+        max_prompt_tokens: Most tokens that an agent's conversation may begin with; 0 leaves it to the model's context.
         max_turn_tokens: Most tokens of one answer; 0 allows as many as are left. A cut answer counts as said.
         max_reply_tokens: Most tokens of one reply; a longer reply ends the rollout.
-        timeout_seconds: Seconds of wall time for one reply.
+        timeout_seconds: Seconds of wall time for one reply; of an agent, between two answers of the policy.
         on_error: What happens when a tool raises: "end" ends the rollout, "reply" answers with the error.
         sandbox: What isolates the programs of the Python tool.
         packages: Packages that the Python tool may import; set ``packages`` of the experiment instead.
@@ -86,9 +93,13 @@ class EnvironmentConfig:
 
     kind: Kind = "class"
     use: str = ""
+    command: tuple[str, ...] = ()
+    server: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
     max_turns: int = 8
+    max_calls: int = 8
+    max_prompt_tokens: int = 0
     max_turn_tokens: int = 0
     max_reply_tokens: int = 512
     timeout_seconds: float = 10.0
@@ -104,6 +115,8 @@ class EnvironmentConfig:
             "environment",
             self,
             max_turns=(self.max_turns >= 1, "at least 1"),
+            max_calls=(self.max_calls >= 1, "at least 1"),
+            max_prompt_tokens=(self.max_prompt_tokens >= 0, "at least 0"),
             max_turn_tokens=(self.max_turn_tokens >= 0, "at least 0"),
             max_reply_tokens=(self.max_reply_tokens >= 1, "at least 1"),
             timeout_seconds=(self.timeout_seconds > 0, "above 0"),
@@ -112,15 +125,19 @@ class EnvironmentConfig:
         )
         check_names(self.packages)
         has_use, has_tools = bool(self.use), bool(self.tools)
+        of_agent = bool(self.command) + bool(self.server)
         fits = {
             "class": has_use and not has_tools,
             "tools": has_tools and not has_use,
             "trl": has_use or has_tools,
             "verifiers": has_use and not has_tools,
-        }[self.kind]
+            "agent": has_use + of_agent == 1 and not has_tools,
+        }[self.kind] and (self.kind == "agent" or not of_agent)
         if not fits:
             raise ConfigError(f'kind = "{self.kind}" needs {_NEEDS[self.kind]}, and no other name')
         check_no_secret(self.settings, 'let the environment read it (variables = ["NAME"])')
+        if self.server:
+            _check_server(self.server)
         if self.kind != "verifiers":
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
             _check_names(named)
@@ -133,11 +150,27 @@ class EnvironmentConfig:
     @property
     def names(self) -> str:
         """What it is called in messages."""
-        return ", ".join((*((self.use,) if self.use else ()), *self.tools))
+        return " ".join(self.command) or self.server or ", ".join((*((self.use,) if self.use else ()), *self.tools))
 
 
 PYTHON = "python"
 """The tool that runs Python in the sandbox."""
+
+
+def _check_server(server: str) -> None:
+    """Refuse an agent's address that is none, or from which no call would come back: an endpoint is on this machine."""
+    parts = urlsplit(server)
+    try:
+        is_address = parts.scheme == "http" and bool(parts.hostname) and bool(parts.port)
+    except ValueError:
+        is_address = False
+    if not is_address or parts.username or parts.password:
+        raise ConfigError(f"environment.server = '{server}' is no address such as http://127.0.0.1:9000/run")
+    if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigError(
+            f"environment.server = '{server}' is on another machine, and agents call the policy on this one; start the "
+            "server here"
+        )
 
 
 def _check_names(names: tuple[str, ...]) -> None:

@@ -61,6 +61,20 @@ def find_calls(text: str, python: str | None = None) -> list[ToolCall]:
     return [ToolCall(python, {"code": code}) for code in _FENCE.findall(text)]
 
 
+def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return an answer's text without its calls, and the calls; the whole text and none where one cannot be made.
+
+    >>> split_calls('I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    ('I add.', (ToolCall(name='add', arguments={'a': 1}, flaw=None),))
+    >>> split_calls("<tool_call>{</tool_call>")
+    ('<tool_call>{</tool_call>', ())
+    """
+    calls = find_calls(text)
+    if not calls or any(call.flaw for call in calls):
+        return text, ()
+    return _CALL.sub("", text).strip(), tuple(calls)
+
+
 def _read(inner: str) -> ToolCall:
     try:
         said = json.loads(inner)
@@ -188,7 +202,7 @@ def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 
 class ToolRaised(Exception):
-    """A tool raised; the message names the tool and the cause."""
+    """A tool or an agent's command failed; the message names it and the cause."""
 
 
 class Tools:

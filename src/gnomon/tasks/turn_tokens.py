@@ -82,7 +82,10 @@ class TurnTokenizer:
         return (*prompt[: len(prompt) - len(ending)], *hidden.encode(whole.partition(_ASKED)[2]))
 
     def _messages(self, messages: Sequence[tuple[str, str]]) -> list[Message]:
-        return [{"role": "user" if not self.has_tool_role else role, "content": text} for role, text in messages]
+        return [
+            {"role": "user" if role == "tool" and not self.has_tool_role else role, "content": text}
+            for role, text in messages
+        ]
 
     def _lines(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode_plain("".join(f"\n{message['content']}" for message in messages) + "\n"))

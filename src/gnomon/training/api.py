@@ -48,6 +48,7 @@ from gnomon.records.sinks import check_sinks
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.reward_trial import made_answers, try_rewards
+from gnomon.rollouts.agent import try_agent
 from gnomon.rollouts.environment_trial import try_environment
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.contamination import overlap
@@ -485,7 +486,11 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
     tasks = asked.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
-        for note in try_environment(experiment.environment, questions):
+        if experiment.environment.kind == "agent":
+            notes = run_alone(try_agent(experiment.environment, questions, asked.templates, asked.sampling))
+        else:
+            notes = try_environment(experiment.environment, questions)
+        for note in notes:
             console.warn(note)
     if not experiment.rewards:
         return

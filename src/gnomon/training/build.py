@@ -32,6 +32,7 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
+from gnomon.rollouts.agent import AgentEndpoint, AgentRollout
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
@@ -347,8 +348,19 @@ async def _rollouter(
     """Return what asks the engine and has answers judged; None where no answer is generated."""
     if judge is None:
         return None
-    conversation, plan = None, experiment.environment
-    if plan is not None:
+    plan = experiment.environment
+    conversation: AgentRollout | MultiTurnRollout | None = None
+    if plan is not None and plan.kind == "agent":
+        conversation = AgentRollout(
+            engine,
+            await stack.enter_async_context(AgentEndpoint()),
+            None if plan.server else await stack.enter_async_context(EnvWorkers(plan)),
+            asked.templates,
+            plan,
+            judge.refuse,
+            judge.faults.observe,
+        )
+    elif plan is not None:
         hosts = await stack.enter_async_context(EnvWorkers(plan))
         turn_tokenizer = TurnTokenizer.over(asked.tokenizer)
         conversation = MultiTurnRollout(

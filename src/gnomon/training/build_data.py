@@ -26,6 +26,7 @@ from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
 from gnomon.rewards.grading import Grading, WeightedReward, allowed
 from gnomon.rewards.sandbox.selftest import enforced_by
+from gnomon.rollouts.agent import PolicyTemplates
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
@@ -95,6 +96,11 @@ class TrainingData:
     def judging(self) -> Grading:
         """What judges answers wherever a held-out set has nothing of its own; there is one where answers are made."""
         return self.gradings[0]
+
+    @property
+    def templates(self) -> PolicyTemplates:
+        """What makes tokens of an agent's messages."""
+        return PolicyTemplates(self.tokenizer, TurnTokenizer.over(self.tokenizer), self.beginning.opening)
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -228,7 +234,8 @@ def held_out_questions(experiment: Experiment) -> TrainingData:
 
 def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRenderer]:
     grading = grading_of(experiment)
-    schemas = () if experiment.environment is None else describe(experiment.environment)
+    plan = experiment.environment
+    schemas = () if plan is None or plan.server else describe(plan)
     check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)

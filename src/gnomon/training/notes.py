@@ -198,6 +198,12 @@ def _turns(experiment: Experiment, costs: Costs) -> Iterator[str]:
     plan = experiment.environment
     if plan is None:
         return
+    if plan.kind == "agent":
+        yield (
+            f"The agent {plan.names} calls the policy, at most {many(plan.max_turns, 'time')} in a rollout, and has "
+            f"{plan.timeout_seconds:g} s between two answers; what it says is not trained on."
+        )
+        return
     each = f" of at most {many(plan.max_turn_tokens, 'token')}" if plan.max_turn_tokens else ""
     yield (
         f"{plan.names} replies to answers, to {plan.max_turns}{each} in a rollout, with at most "

@@ -121,6 +121,7 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
     plan = experiment.environment
     if plan is not None:
         named += [f"environment {plan.use}"] if plan.use else []
+        named += [f"agent {plan.names}"] if plan.command else []
         named += [f"tool {tool}" for tool in plan.tools if tool != PYTHON]
     return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.http import exchange
 from gnomon.core.sections import EngineConfig
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.engines.vllm.client import VllmServerEngine
-from gnomon.engines.vllm.protocol import exchange
 from gnomon.engines.vllm.server import Service
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints

@@ -20,13 +20,14 @@ from urllib.parse import urlsplit
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.http import LOOPBACK, exchange
 from gnomon.core.progress import working
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import EngineConfig
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.engines.vllm.protocol import KEY, LOOPBACK, completion_from, exchange, fingerprint_from, sampling_to
+from gnomon.engines.vllm.protocol import KEY, completion_from, fingerprint_from, sampling_to
 from gnomon.models.transfer import file
 from gnomon.models.transfer.fingerprint import Fingerprint
 

@@ -26,23 +26,17 @@ from typing import Any
 import torch
 
 from gnomon.core.errors import ConfigError, UserError
+from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine
-from gnomon.engines.vllm.protocol import KEY, LOOPBACK, completion_to, fingerprint_to, hear, reply, sampling_from
+from gnomon.engines.vllm.protocol import KEY, completion_to, fingerprint_to, sampling_from
 from gnomon.models.transfer.file import read
-
-_STRANGERS, _STRANGER_SECONDS, _BODY_SECONDS = 64, 10.0, 60.0
-_LINE = 1 << 14
 
 Verb = Callable[[Any], Awaitable[Any]]
 
 
 class Service:
-    """Answers for an engine. A caller that hangs up is cancelled, which frees its rows.
-
-    The key comes first: before a caller has shown it, no body is read, nothing is parsed but a hundred headers of at
-    most 16 KiB, it has 10 s, and of more than 64 such callers the one that has waited longest is hung up on. With it, a
-    body has 60 s to arrive.
+    """Answers for an engine by a `LoopbackServer`; a caller that hangs up frees its rows.
 
     Args:
         engine: Any engine; it is not closed here.
@@ -52,8 +46,6 @@ class Service:
     def __init__(self, engine: Engine, key: str) -> None:
         self._engine = engine
         self._key = key
-        self._meetings: set[asyncio.Future[None]] = set()
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._verbs: dict[str, Verb] = {
             "/generate": self._generate,
             "/score": self._score,
@@ -64,59 +56,18 @@ class Service:
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer on a socket that listens, until cancelled."""
-        server = await asyncio.start_server(self._meet, sock=listening, limit=_LINE)
-        try:
-            async with server:
-                await server.serve_forever()
-        finally:
-            for meeting in self._meetings:
-                meeting.cancel()
-            await asyncio.gather(*self._meetings, return_exceptions=True)
+        await LoopbackServer(self._admit).serve(listening)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= _STRANGERS:
-            next(iter(self._strangers)).transport.abort()
-        self._strangers[writer] = None
-        meeting = asyncio.ensure_future(self._converse(reader, writer))
-        self._meetings.add(meeting)
-        # A connection that breaks concerns its caller alone.
-        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            await meeting
-        self._meetings.discard(meeting)
-        self._strangers.pop(writer, None)
-        writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_STRANGER_SECONDS) as deadline:
-                heard = await hear(reader, partial(self._admit, writer, deadline))
-        except PermissionError as error:
-            await reply(writer, HTTPStatus.UNAUTHORIZED, {"error": str(error)})
-            return
-        except ValueError as error:
-            await reply(writer, HTTPStatus.BAD_REQUEST, {"error": f"not understood: {error}"})
-            return
-        answering = asyncio.ensure_future(self._answer(heard.first[1], heard.body))
-        hanging_up = asyncio.ensure_future(reader.read(1))
-        try:
-            await asyncio.wait({answering, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                await reply(writer, *answering.result())
-        finally:
-            answering.cancel()
-            hanging_up.cancel()
-
-    def _admit(self, writer: asyncio.StreamWriter, deadline: asyncio.Timeout, headers: Mapping[str, str]) -> None:
-        """Check the key, and give a caller with the key time for a body.
+    def _admit(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """Check the key.
 
         Raises:
-            PermissionError: The key is wrong.
+            Refused: The key is wrong.
         """
         brought = headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(brought.encode(), self._key.encode()):
-            raise PermissionError(f"wrong key; the right one is in the server's {KEY}")
-        self._strangers.pop(writer, None)
-        deadline.reschedule(asyncio.get_running_loop().time() + _BODY_SECONDS)
+            raise Refused(HTTPStatus.UNAUTHORIZED, {"error": f"wrong key; the right one is in the server's {KEY}"})
+        return partial(self._answer, path)
 
     async def _answer(self, path: str, body: Any) -> tuple[HTTPStatus, Any]:
         if path not in self._verbs:

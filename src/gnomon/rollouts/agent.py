@@ -1,0 +1,672 @@
+"""An agent's rollout: a program calls the policy by an interface of OpenAI or Anthropic, and its calls become tokens.
+
+A call whose messages begin with what was said appends the tokens of the new messages behind the tokens that were
+sampled: nothing is tokenized again. A call that begins otherwise is refused with the first message that differs.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from array import array
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, exchange
+from gnomon.core.progress import working
+from gnomon.core.types import Completion, EndedBy, Ending, Grade, Message, Task
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.rng import draw_key
+from gnomon.engines.scripted import ScriptedEngine
+from gnomon.engines.stop_strings import cut_at_stop
+from gnomon.models.tokenizer import Tokenizer
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.chat_apis import (
+    CHAT_APIS,
+    MODEL,
+    ApiError,
+    ChatAnswer,
+    ChatApi,
+    ChatCall,
+    ChatMessage,
+    ChatRequest,
+)
+from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorkerLost, EnvWorkers
+from gnomon.rollouts.multi_turn import TRIES, Trajectory, unopened
+from gnomon.tasks.base import Further
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.env_adapter import checked_reward
+from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.tools import describe_tools, split_calls
+from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
+
+_MOST_BYTES = 1 << 23
+"""Of a request."""
+_REFUSED_CALLS = 1000
+"""Calls that may be refused before a rollout ends: an agent in a loop."""
+_ENDED_KEPT = 4096
+"""Ended rollouts whose late callers are told so."""
+_TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class SegmentMark:
+    """Where an answer of a segment ends.
+
+    Attributes:
+        messages: Messages up to it, itself included.
+        tokens: Tokens of the segment's response up to it.
+        is_ended: Whether its last token ends a turn.
+    """
+
+    messages: int
+    tokens: int
+    is_ended: bool
+
+
+@dataclass
+class AgentSegment:
+    """A conversation that only grows.
+
+    Attributes:
+        said: What its messages say, in order (`ChatMessage.identity`).
+        is_busy: Whether a call that extends it is being answered.
+    """
+
+    path: Trajectory
+    tools: tuple[Mapping[str, Any], ...]
+    said: list[tuple[Any, ...]] = field(default_factory=list)
+    marks: list[SegmentMark] = field(default_factory=list)
+    is_busy: bool = False
+
+
+@dataclass(frozen=True)
+class PolicyTemplates:
+    """Messages to the policy's tokens, and its tokens to messages.
+
+    Attributes:
+        opening: What the ids before an answer open it with.
+    """
+
+    tokenizer: Tokenizer
+    turns: TurnTokenizer
+    opening: Callable[[Sequence[int]], str] = unopened
+    _renderers: dict[str, ChatRenderer] = field(default_factory=dict)
+
+    def prompt(self, request: ChatRequest) -> tuple[int, ...]:
+        """Return the tokens of a conversation that begins.
+
+        Raises:
+            ConfigError, DatasetError: The chat template does not show all of it.
+        """
+        schemas = json.dumps(request.tools)
+        if schemas not in self._renderers:
+            if len(self._renderers) > 64:
+                self._renderers.clear()
+            is_told = tells_tools(self.tokenizer, request.tools)
+            told = None if is_told or not request.tools else describe_tools(request.tools)
+            self._renderers[schemas] = ChatRenderer(self.tokenizer, None, tuple(request.tools) if is_told else (), told)
+        return self._renderers[schemas](self._messages(request.messages), Further("the call"))
+
+    def reply(self, messages: Sequence[ChatMessage], is_ended: bool) -> tuple[int, ...]:
+        """Return the tokens of messages behind an answer, as `TurnTokenizer.reply`."""
+        return self.turns.reply([(message.role, message.shown) for message in messages], is_ended)
+
+    def _messages(self, messages: Sequence[ChatMessage]) -> list[Message]:
+        has_tools = self.turns.has_tool_role
+        roles = ["user" if m.role == "tool" and not has_tools else m.role for m in messages]
+        return [{"role": role, "content": m.shown} for role, m in zip(roles, messages, strict=True)]
+
+
+class AgentSession:
+    """One rollout's calls of the policy, as the segments that they become.
+
+    Args:
+        policy: Engine, templates and limits.
+        key: A call's number to the key of its draws.
+        sampling: How all of its tokens are drawn.
+
+    Attributes:
+        over: Done when the agent is to be ended; with an exception when the run is to fail.
+        ended_by: The limit that ended it, None for none.
+        is_cut: Whether its latest call found no room for an answer, or for the rest of one.
+    """
+
+    def __init__(self, policy: "AgentRollout", key: Callable[[int], int], sampling: Sampling) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.segments: list[AgentSegment] = []
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended_by: EndedBy | None = None
+        self.cause: str | None = None
+        self.is_cut = False
+        self._policy, self._draw, self._sampling = policy, key, sampling
+        self._calls: set[Answer] = set()
+        self._generating: set[asyncio.Future[list[Completion]]] = set()
+        self._is_over = False
+        self._asking = self._asked = self._answered = self._refused = 0
+        self._prompts: Counter[int] = Counter()
+
+    @property
+    def turns(self) -> int:
+        """Answers of the policy."""
+        return sum(len(segment.marks) for segment in self.segments)
+
+    @property
+    def seed(self) -> int:
+        """Of what the agent and rewards draw."""
+        return self._draw(0)
+
+    def admit(self, path: str) -> Answer:
+        """Return what answers a call at a path.
+
+        Raises:
+            Refused: There is no such path, or as many calls are under way as may be.
+        """
+        if path == "/v1/models":
+            answer: Answer = self._models
+            return answer
+        api = CHAT_APIS.get(path)
+        if api is None:
+            raise Refused(HTTPStatus.NOT_FOUND, _flat(f"no {path} here; there are {', '.join(CHAT_APIS)}"))
+        most = self._policy.plan.max_calls
+        if len(self._calls) >= most:
+            self._refuse()
+            reason = f"{most} calls are under way, as many as may be (environment.max_calls)"
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, api.refuse(ApiError("max_calls", reason)))
+        answer = partial(self._answer, api)
+        self._calls.add(answer)
+        return answer
+
+    def let_go(self, answer: Answer) -> None:
+        """Forget a call that is over."""
+        self._calls.discard(answer)
+
+    async def idle(self, seconds: float) -> None:
+        """Return when the agent has neither been answered nor waited for an answer for that long.
+
+        Time in which this process stood still does not count.
+        """
+        left, answered = seconds, self._answered
+        while left > 0:
+            waited = min(left, _TICK_SECONDS)
+            await asyncio.sleep(waited)
+            left -= waited
+            if self._asking or self._answered != answered:
+                left, answered = seconds, self._answered
+
+    async def _models(self, body: Any) -> tuple[HTTPStatus, Any]:
+        return HTTPStatus.OK, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "gnomon"}]}
+
+    async def _answer(self, api: ChatApi, body: Any) -> tuple[HTTPStatus, Any]:
+        try:
+            request = _read(api, body, self._sampling)
+            answer = await self.answer(request)
+            return HTTPStatus.OK, api.reply(request, answer)
+        except ApiError as error:
+            self._refuse()
+            return error.status, api.refuse(error)
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        if self._refused >= _REFUSED_CALLS:
+            self._end("flood", f"{self._refused} calls that were refused")
+
+    def close(self) -> None:
+        """Answer no further call, and give up those that are being answered.
+
+        Raises:
+            Exception: What the engine raised.
+        """
+        self._is_over = True
+        for generating in self._generating:
+            generating.cancel()
+        if self.over.done():
+            self.over.result()
+
+    def _end(self, by: EndedBy, cause: str | None, is_at_once: bool = True) -> None:
+        if self.ended_by is None and not self._is_over:
+            self.ended_by, self.cause = by, cause
+        self._is_over = True
+        if is_at_once and not self.over.done():
+            self.over.set_result(None)
+
+    async def answer(self, request: ChatRequest) -> ChatAnswer:
+        """Return the policy's answer, and keep its tokens.
+
+        Raises:
+            ApiError: The call cannot be answered: a limit is reached, or the template cannot show it.
+        """
+        if self._asked >= self._policy.plan.max_turns or self._is_over:
+            self._end("turns", None, is_at_once=False)
+            raise ApiError("rollout_over", f"this rollout is over ({self.cause or 'environment.max_turns'}); end here")
+        segment, before = self._placed(request)
+        left = self._room(segment, before)
+        self._asked, self._asking, segment.is_busy = self._asked + 1, self._asking + 1, True
+        if not segment.marks:
+            self.segments.append(segment)
+        try:
+            completion, asked = await self._generated(request, before, left)
+            answer = self._kept(segment, request, before, completion, asked)
+        finally:
+            self._asking, segment.is_busy = self._asking - 1, False
+            if not segment.marks:
+                self.segments.remove(segment)
+        # The latest call decides: an agent that goes on in a shorter conversation was not cut off.
+        self.is_cut = completion.stop == "length" and len(completion.tokens) >= left
+        return answer
+
+    async def _generated(self, request: ChatRequest, before: tuple[int, ...], left: int) -> tuple[Completion, Sampling]:
+        """Return the policy's tokens behind ``before``, and how they were asked for.
+
+        Raises:
+            ApiError: The engine cannot, which also ends the run unless the call alone is at fault.
+        """
+        limit = min(left, self._policy.plan.max_turn_tokens or left, request.max_tokens or left)
+        stop = (*self._sampling.stop_strings, *request.stop)
+        asked = replace(self._sampling, max_completion_length=limit, stop=stop)
+        generating = asyncio.ensure_future(self._policy.engine.generate(before, [self._key(before)], asked))
+        self._generating.add(generating)
+        try:
+            [completion] = await generating
+        except ConfigError as error:
+            raise ApiError("context_length_exceeded", str(error)) from error
+        except Exception as error:
+            if not self.over.done():
+                self.over.set_exception(error)
+            raise ApiError("engine", "the policy cannot answer", HTTPStatus.FORBIDDEN) from error
+        finally:
+            generating.cancel()
+            self._generating.discard(generating)
+        return completion, asked
+
+    def _kept(
+        self, segment: AgentSegment, request: ChatRequest, before: tuple[int, ...], done: Completion, asked: Sampling
+    ) -> ChatAnswer:
+        """Append what the client said and what the policy answered to the segment; return the answer."""
+        path, templates = segment.path, self._policy.templates
+        text = templates.opening(before) + cut_at_stop(templates.tokenizer.decode(done.tokens), done, asked)
+        shown, calls = split_calls(text) if request.tools and request.reads_calls else (text, ())
+        answer = ChatAnswer(
+            number=self._answered,
+            text=shown,
+            calls=tuple(ChatCall(c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls),
+            is_cut=done.stop == "length",
+            prompt_tokens=len(before),
+            completion_tokens=len(done.tokens),
+        )
+        self._answered += 1
+        new = request.messages[len(segment.said) :] if segment.marks else ()
+        path.add_reply(before[len(path.prompt) + len(path.tokens) :], [(m.role, m.shown) for m in new])
+        path.add_answer(done, text)
+        segment.said = [message.identity for message in (*request.messages, answer.message)]
+        is_ended = done.stop == "stop" and done.tokens[-1] in asked.stop_ids
+        segment.marks.append(SegmentMark(len(segment.said), len(path.tokens), is_ended))
+        return answer
+
+    def _found(self, request: ChatRequest) -> tuple[AgentSegment, SegmentMark] | None:
+        """Return the longest beginning of the messages that was said, by its segment and its last answer."""
+        asked = [message.identity for message in request.messages]
+        best: tuple[int, bool, AgentSegment, SegmentMark] | None = None
+        for segment in self.segments:
+            if segment.tools != request.tools:
+                continue
+            for mark in segment.marks:
+                is_tip = mark is segment.marks[-1] and not segment.is_busy
+                is_better = best is None or (mark.messages, is_tip) > best[:2]
+                if is_better and mark.messages < len(asked) and segment.said[: mark.messages] == asked[: mark.messages]:
+                    best = mark.messages, is_tip, segment, mark
+        return None if best is None else best[2:]
+
+    def _placed(self, request: ChatRequest) -> tuple[AgentSegment, tuple[int, ...]]:
+        """Return the segment that a call belongs to, a new one or not, and all tokens before its answer.
+
+        Raises:
+            ApiError: The template does not show the messages, or they are too long.
+        """
+        plan, templates, version = self._policy.plan, self._policy.templates, self._policy.engine.version
+        found = self._found(request)
+        try:
+            if found is None:
+                before = templates.prompt(request)
+            else:
+                segment, mark = found
+                reply = templates.reply(request.messages[mark.messages :], mark.is_ended)
+                before = (*segment.path.prompt, *segment.path.tokens[: mark.tokens], *reply)
+        except (ConfigError, DatasetError) as error:
+            raise ApiError("invalid_request", str(error)) from error
+        if found is not None and found[1] is found[0].marks[-1] and not found[0].is_busy:
+            if len(reply) > plan.max_reply_tokens:
+                self._end("flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}")
+                raise ApiError("flood", f"{self.cause} (environment.max_reply_tokens)")
+            return found[0], before
+        if self.segments:
+            raise ApiError("history", self._divergence(request))
+        return AgentSegment(Trajectory(before, version, seed=self._draw(0)), request.tools), before
+
+    def _divergence(self, request: ChatRequest) -> str:
+        """Return where a call leaves what was said."""
+        asked, segment = [message.identity for message in request.messages], self.segments[0]
+        same = 0
+        while same < min(len(asked), len(segment.said)) and asked[same] == segment.said[same]:
+            same += 1
+        if segment.tools != request.tools:
+            where = "the tools are others than before"
+        elif segment.is_busy:
+            where = "a call that goes on from there is being answered"
+        elif same == len(asked):
+            where = "it has no message behind the policy's latest answer"
+        else:
+            where = f"message {same + 1} of {len(asked)}, the {request.messages[same].role}'s, is another than before"
+        return f"a call goes on behind the policy's latest answer, and in this one {where}"
+
+    def _room(self, segment: AgentSegment, before: Sequence[int]) -> int:
+        """Return how many tokens an answer behind ``before`` may have.
+
+        Raises:
+            ApiError: None; an agent may shorten what it says and call again.
+        """
+        most = self._sampling.max_completion_length
+        left, limit = most + len(segment.path.prompt) - len(before), f"sampling.max_completion_length = {most}"
+        context = self._policy.templates.tokenizer.context_length
+        if context is not None and context - len(before) < left:
+            left, limit = context - len(before), f"the model's context of {context}"
+        longest = self._policy.plan.max_prompt_tokens
+        if longest and not segment.marks and len(before) > longest:
+            left, limit = 0, f"environment.max_prompt_tokens = {longest}"
+        if left < 1:
+            self.is_cut = True
+            raise ApiError(
+                "context_length_exceeded", f"a conversation of {len(before)} tokens leaves no room within {limit}"
+            )
+        return left
+
+    def _key(self, before: Sequence[int]) -> int:
+        """Return the key of an answer's draws, which depends on what was said and not on the order of calls."""
+        digest = hashlib.blake2b(array("q", before).tobytes(), digest_size=7).digest()
+        number = int.from_bytes(digest, "big")
+        self._prompts[number] += 1
+        return self._draw((number << 8) + self._prompts[number])
+
+
+def _read(api: ChatApi, body: Any, sampling: Sampling) -> ChatRequest:
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+        return api.read(body, sampling)
+    except UnicodeEncodeError as error:
+        raise ApiError("invalid_request", "a text has half a surrogate pair") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ApiError("invalid_request", f"not understood: {type(error).__name__}: {error}") from error
+
+
+def _flat(message: str) -> dict[str, Any]:
+    """Return an error that clients of both kinds show."""
+    error = {"type": "invalid_request_error", "message": message, "param": None, "code": None}
+    return {"type": "error", "error": error}
+
+
+class AgentEndpoint:
+    """Where the agents of a run call the policy: one port of the loopback interface, an address and a key a rollout."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, AgentSession] = {}
+        self._ended: dict[str, str] = {}
+        self._nobody = secrets.token_urlsafe(24)
+        self._server = LoopbackServer(self._admit, self._let_go, _flat, _MOST_BYTES)
+        self._admitted: dict[Answer, AgentSession] = {}
+
+    async def __aenter__(self) -> Self:
+        listening = socket.create_server((LOOPBACK, 0), backlog=1024)
+        self._address = f"http://{LOOPBACK}:{listening.getsockname()[1]}"
+        self._serving = asyncio.ensure_future(self._server.serve(listening))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._serving.cancel()
+        await asyncio.wait({self._serving})
+
+    @contextlib.contextmanager
+    def open(self, session: AgentSession) -> Iterator[dict[str, str]]:
+        """Answer a session's calls during the block; give the environment variables by which clients find it."""
+        number = secrets.token_hex(8)
+        self._sessions[number] = session
+        root = f"{self._address}/{number}"
+        try:
+            yield {
+                "OPENAI_BASE_URL": f"{root}/v1",
+                "OPENAI_API_BASE": f"{root}/v1",
+                "OPENAI_API_KEY": session.key,
+                "OPENAI_MODEL": MODEL,
+                "ANTHROPIC_BASE_URL": root,
+                "ANTHROPIC_API_KEY": session.key,
+                "ANTHROPIC_MODEL": MODEL,
+            }
+        finally:
+            del self._sessions[number]
+            self._ended[number] = session.key
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
+
+    def _admit(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """Check the key of a rollout's address.
+
+        Raises:
+            Refused: It is another, the rollout is over, or as `AgentSession.admit`.
+        """
+        number, _, rest = path.partition("?")[0].lstrip("/").partition("/")
+        session = self._sessions.get(number)
+        key = self._ended.get(number, self._nobody) if session is None else session.key
+        brought = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(brought.encode(), key.encode()):
+            raise Refused(HTTPStatus.UNAUTHORIZED, _flat("wrong key or address; both are a rollout's own"))
+        if session is None:
+            raise Refused(HTTPStatus.GONE, _flat("this rollout has ended"))
+        answer = session.admit(f"/{rest}")
+        self._admitted[answer] = session
+        return answer
+
+    def _let_go(self, answer: Answer) -> None:
+        self._admitted.pop(answer).let_go(answer)
+
+
+@dataclass(frozen=True)
+class AgentRollout:
+    """Runs an agent for each rollout; implements what `Rollouter` asks of a conversation.
+
+    An agent that fails before the policy said anything is an error, and so is one that never calls. After that every
+    end is trained on, for the reason that `MultiTurnRollout` gives. Its process ends with all that it started.
+
+    Attributes:
+        hosts: The processes of a function or a command; None where a server is the agent.
+        refuse: The grade of a rollout that cannot be trained on, counted against the error budget.
+        count: Is told of each rollout what fault ended it, None for any other end; raises when a run should end.
+    """
+
+    engine: Engine
+    endpoint: AgentEndpoint
+    hosts: EnvWorkers | None
+    templates: PolicyTemplates
+    plan: EnvironmentConfig
+    refuse: Callable[[Sample, str], Grade]
+    count: Callable[[str | None], None] = lambda cause: None
+
+    async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
+        """Return the trajectory of one rollout, its first segment; never raises for what an agent does.
+
+        Args:
+            task: What the agent is told, by its text and columns.
+            key: A call's number to the key of its draws.
+            sampling: How its tokens are drawn.
+        """
+        lost: list[str] = []
+        while len(lost) < TRIES:
+            session = AgentSession(self, key, sampling)
+            try:
+                return await self._play(task, session, is_alone=bool(lost))
+            except EnvWorkerLost as error:
+                lost.append(str(error))
+        path = Trajectory(task.prompt, self.engine.version, seed=key(0))
+        path.error = f"agent: its process {lost[-1]}, {len(lost)} times"
+        path.ending = Ending(0, "fault", path.error)
+        return path
+
+    async def _play(self, task: Task, session: AgentSession, is_alone: bool) -> Trajectory:
+        """Return what one process of the agent lived through.
+
+        Raises:
+            EnvWorkerLost: If something else ended it.
+        """
+        said, cause = EnvAnswer((), 0.0, True), None
+        by: EndedBy = "done"
+        with self.endpoint.open(session) as variables:
+            try:
+                said = await self._acted(task, session, variables, is_alone)
+            except EnvError as fault:
+                by, cause = fault.by, fault.cause
+            finally:
+                session.close()
+        path = self._trajectory(task, session)
+        if not session.segments:
+            cause = session.cause or cause or "it never had an answer of the policy"
+            path.error, path.ending = f"agent: {cause}", Ending(0, "fault" if by == "done" else by, cause)
+            return path
+        if session.ended_by is not None:
+            by, cause = session.ended_by, session.cause
+        elif by == "done" and session.is_cut:
+            by = "tokens"
+        path.ending = Ending(session.turns, by, cause)
+        self.count(cause if by == "fault" else None)
+        path.reward = said.reward
+        path.answer = next((text for _, text in said.messages), None)
+        return path
+
+    async def _acted(
+        self, task: Task, session: AgentSession, variables: Mapping[str, str], is_alone: bool
+    ) -> EnvAnswer:
+        """Return what the agent returned.
+
+        Raises:
+            EnvError: It failed, or took too long.
+            EnvWorkerLost: As `_play`.
+        """
+        seed = session.seed
+        columns = {"seed": seed % 2**63, **task.columns}
+        if self.hosts is None:
+            return await self._within(session, self._served(task, columns, variables))
+        async with self.hosts.alone() if is_alone else self.hosts.open() as host:
+            try:
+                return await self._within(session, host.reset(task.text, columns, seed, variables))
+            finally:
+                host.is_sound = False  # what it started ends with it
+
+    async def _within(self, session: AgentSession, work: Coroutine[Any, Any, EnvAnswer]) -> EnvAnswer:
+        """Return what the agent returned, or end it.
+
+        Raises:
+            EnvError: It took too long, or reached a limit that ends it.
+        """
+        seconds = self.plan.timeout_seconds
+        acting, idle = asyncio.ensure_future(work), asyncio.ensure_future(session.idle(seconds))
+        parts: list[asyncio.Future[Any]] = [acting, idle, session.over]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if session.over.done():
+                session.over.result()
+                raise EnvError(session.ended_by or "flood", session.cause or "")
+            if acting.done():
+                return acting.result()
+            raise EnvError("timeout", f"neither a call nor its end within {seconds:g} s")
+        finally:
+            for part in (acting, idle):
+                part.cancel()
+            await asyncio.gather(acting, idle, return_exceptions=True)
+
+    async def _served(self, task: Task, columns: Mapping[str, Any], variables: Mapping[str, str]) -> EnvAnswer:
+        """Return the reply of a server that is the agent.
+
+        Raises:
+            EnvError: It cannot be reached, or its reply is none.
+        """
+        parts = urlsplit(self.plan.server)
+        body = {
+            "prompt": task.text,
+            "columns": columns,
+            "base_url": variables["OPENAI_BASE_URL"],
+            "api_key": variables["OPENAI_API_KEY"],
+        }
+        try:
+            status, said = await exchange(str(parts.hostname), parts.port or 80, parts.path or "/", "", body)
+            answer, reward = said.get("answer"), checked_reward(said.get("reward"))
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            raise EnvError("fault", f"the server {self.plan.server}: {type(error).__name__}: {error}") from error
+        if status != HTTPStatus.OK or not isinstance(answer, str | None):
+            raise EnvError("fault", f"the server {self.plan.server} replied with status {status}: {str(said)[:200]}")
+        return EnvAnswer((("assistant", answer),) if answer else (), reward or 0.0, True)
+
+    def _trajectory(self, task: Task, session: AgentSession) -> Trajectory:
+        """Return what was said."""
+        paths = [segment.path for segment in session.segments]
+        if not paths:
+            return Trajectory(task.prompt, self.engine.version, seed=session.seed)
+        paths[0].text = self.templates.opening(paths[0].prompt) + self.templates.tokenizer.decode(paths[0].tokens)
+        return paths[0]
+
+
+async def try_agent(
+    plan: EnvironmentConfig, questions: Sequence[Sequence[Sample]], templates: PolicyTemplates, sampling: Sampling
+) -> tuple[str, ...]:
+    """Run the agent once for each made answer to a few questions, which is then all that the policy says.
+
+    Returns:
+        What should be said, a sentence each.
+
+    Raises:
+        ConfigError: If no run of it has any answer of the policy; naming the cause.
+    """
+    samples = [sample for answers in questions for sample in answers]
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = None if plan.server else await stack.enter_async_context(EnvWorkers(plan))
+        endpoint = await stack.enter_async_context(AgentEndpoint())
+
+        async def tried(number: int, sample: Sample) -> Trajectory:
+            said = partial(_made, tuple(templates.tokenizer.encode_plain(sample.completion)))
+            agent = AgentRollout(ScriptedEngine(said), endpoint, hosts, templates, plan, _ungraded)
+            task = Task(f"trial-{number}", (), sample.prompt, sample.columns, sample.messages)
+            return await agent.run(task, partial(draw_key, 0, 0, task.id, 0), sampling)
+
+        with working(f"trying the agent {plan.names}"):
+            played = await asyncio.gather(*(tried(number, sample) for number, sample in enumerate(samples)))
+    silent = [path.error for path in played if path.error is not None]
+    if len(silent) == len(played):
+        columns = ", ".join(map(str, samples[0].columns)) or "none"
+        raise ConfigError(
+            f"{silent[0]}\nso it was in each of the {len(played)} rollouts of {plan.names} that were tried; the row's "
+            f"columns are {columns}\nan agent calls the policy at OPENAI_BASE_URL with OPENAI_API_KEY, or at "
+            "ANTHROPIC_BASE_URL with ANTHROPIC_API_KEY"
+        )
+    failed = [path.ending.cause for path in played if path.ending.by in ("fault", "timeout", "flood")]
+    if not failed:
+        return ()
+    return (
+        f"the agent {plan.names} fails in {len(failed)} of {len(played)} rollouts that were tried: {failed[0]}; a "
+        "rollout is graded as it is then",
+    )
+
+
+def _ungraded(sample: Sample, why: str) -> Grade:
+    return Grade(None, error=why)
+
+
+def _made(said: Sequence[int], prompt: Sequence[int], key: int) -> Sequence[int]:
+    return said

@@ -1,0 +1,457 @@
+"""The interfaces that agents call a model by, read into one request and written from one answer. No torch.
+
+OpenAI's chat completions and Anthropic's messages, streamed or not. What would change the distribution that tokens are
+drawn from is refused: the learner scores every token under the run's own sampling, and a token that was drawn otherwise
+has another log-probability. What a chat template cannot show is refused too.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from gnomon.core.sections import SamplingConfig
+
+MODEL = "policy"
+"""The model's name in replies. Requests may name any: every call is the policy's."""
+
+
+class ApiError(Exception):
+    """A call that is not answered.
+
+    Args:
+        code: One word for programs, such as "context_length_exceeded".
+        message: What is wrong and what to do.
+        status: Of the reply; official clients try 408, 409, 429 and 500 again.
+    """
+
+    def __init__(self, code: str, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.code, self.message, self.status = code, message, status
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """A call of a tool by an assistant: its name and its arguments, a JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One message of a request, whichever interface it came by.
+
+    Attributes:
+        role: "system", "user", "assistant" or "tool".
+        calls: Tool calls of an assistant.
+    """
+
+    role: str
+    text: str
+    calls: tuple[ChatCall, ...] = ()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What two messages have in common that say the same: clients trim answers, and write arguments anew."""
+        if self.role != "assistant":
+            return self.role, self.text
+        return self.role, self.text.strip(), tuple((call.name, _canonical(call.arguments)) for call in self.calls)
+
+    @property
+    def shown(self) -> str:
+        """The text as a policy writes it, calls in the form that `tasks/tools.py` reads."""
+        calls = [
+            f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
+            for call in self.calls
+        ]
+        return "\n".join(filter(None, (self.text, *calls)))
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What is asked of the policy.
+
+    Attributes:
+        tools: JSON schemas in OpenAI's form.
+        reads_calls: Whether tool calls are read from the answer.
+        max_tokens: Most tokens of the answer; None leaves it to the run.
+        stop: Texts that end the answer.
+        is_streamed: Whether the reply is a stream of events.
+        has_usage: Whether a stream tells the number of tokens.
+        model: The name that was asked for, which the reply repeats.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reads_calls: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    is_streamed: bool = False
+    has_usage: bool = False
+    model: str = MODEL
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """What the policy said.
+
+    Attributes:
+        number: Of the call, from 0; ids are made of it.
+        calls: Tool calls that were read from the answer, which its text then lacks.
+        is_cut: Whether a budget ended it.
+    """
+
+    number: int
+    text: str
+    calls: tuple[ChatCall, ...]
+    is_cut: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def message(self) -> ChatMessage:
+        """The answer as the message that a client sends back."""
+        return ChatMessage("assistant", self.text, self.calls)
+
+
+@dataclass(frozen=True)
+class ChatApi:
+    """One interface.
+
+    Attributes:
+        read: A request's body and the run's sampling to the request; raises `ApiError`.
+        write: The body of the reply.
+        stream: The events of the reply, each a name, "" for none, and its data.
+        refuse: The body of an error.
+    """
+
+    read: Callable[[Mapping[str, Any], SamplingConfig], ChatRequest]
+    write: Callable[[ChatRequest, ChatAnswer], dict[str, Any]]
+    stream: Callable[[ChatRequest, ChatAnswer], Iterator[tuple[str, Any]]]
+    refuse: Callable[[ApiError], dict[str, Any]]
+
+    def reply(self, request: ChatRequest, answer: ChatAnswer) -> Any:
+        """Return the reply: a JSON object, or the text of a stream of events."""
+        if not request.is_streamed:
+            return self.write(request, answer)
+        events = [
+            (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+            for name, data in self.stream(request, answer)
+        ]
+        return "".join(events)
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _need(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise ApiError("invalid_request", f"{what} is {_short(value)}, which is of another type")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# What is said of sampling.
+
+_OTHERWISE = "tokens are drawn as the run's file says, since the learner scores them so"
+
+
+def _check_sampling(body: Mapping[str, Any], sampling: SamplingConfig, neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse what would change the distribution, and what is not known.
+
+    Args:
+        neutral: Values of each known parameter that change nothing; () allows any.
+
+    Raises:
+        ApiError: Naming the parameter.
+    """
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        value, own = body.get(name), getattr(sampling, name)
+        if value is not None and value != own and not (name == "top_k" and value == -1 and own == 0):
+            raise ApiError(
+                "unsupported_parameter",
+                f"{name} = {_short(value)}, and this run draws with sampling.{name} = {own:g}: a token that is drawn "
+                f"otherwise has another log-probability than the one it is trained with; leave {name} out",
+            )
+    for name, value in body.items():
+        if value is None or name in ("temperature", "top_p", "top_k", "min_p"):
+            continue
+        if name not in neutral:
+            raise ApiError("unsupported_parameter", f"{name} is not known here; leave it out ({_OTHERWISE})")
+        if neutral[name] and value not in neutral[name]:
+            raise ApiError(
+                "unsupported_parameter", f"{name} = {_short(value)} cannot be followed ({_OTHERWISE}); leave it out"
+            )
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else _need(value or [], list, "stop")
+    if len(strings) > 16 or not all(isinstance(text, str) and 0 < len(text) <= 256 for text in strings):
+        raise ApiError("invalid_request", f"stop = {_short(value)}: at most 16 texts of 1 to 256 characters")
+    return tuple(strings)
+
+
+def _limit(value: Any, what: str) -> int | None:
+    if value is not None and _need(value, int, what) < 1:
+        raise ApiError("invalid_request", f"{what} = {_short(value)}: at least 1")
+    return value  # type: ignore[no-any-return]
+
+
+def _text(content: Any, what: str, kinds: Sequence[str] = ("text",)) -> str:
+    """Return the text of a message's content: a text, or parts that are texts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in _need(content, list, what):
+        kind = _need(part, Mapping, what).get("type")
+        if kind not in kinds:
+            raise ApiError("unsupported_content", f"{what} has a part of type {_short(kind)}; the policy reads text")
+        texts.append(_need(part.get("text"), str, what))
+    return "".join(texts)
+
+
+def _tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": _need(name, str, "a tool's name")}
+    if description is not None:
+        function["description"] = _need(description, str, "a tool's description")
+    function["parameters"] = _need(parameters or {"type": "object", "properties": {}}, dict, "a tool's parameters")
+    return {"type": "function", "function": function}
+
+
+def _arguments(value: Any) -> str:
+    try:
+        json.loads(_need(value, str, "arguments"))
+    except (ValueError, RecursionError) as error:
+        raise ApiError("invalid_request", f"the arguments of a tool call are not JSON: {_short(value)}") from error
+    return str(value)
+
+
+# OpenAI's chat completions.
+
+_CHAT: Mapping[str, Sequence[Any]] = {
+    "model": (), "messages": (), "tools": (), "stream": (), "stream_options": (), "stop": (), "max_tokens": (),
+    "max_completion_tokens": (), "user": (), "metadata": (), "seed": (), "service_tier": (), "prompt_cache_key": (),
+    "safety_identifier": (), "store": (False, True), "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "logit_bias": ({},), "logprobs": (False,), "top_logprobs": (0,), "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},), "tool_choice": ("auto", "none"), "modalities": (["text"],),
+}  # fmt: skip
+
+
+def _read_chat(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest:
+    _check_sampling(body, sampling, _CHAT)
+    if body.get("max_tokens") is not None and body.get("max_completion_tokens") is not None:
+        raise ApiError("invalid_request", "max_tokens and max_completion_tokens are one limit; leave one out")
+    tools = []
+    for tool in _need(body.get("tools") or [], list, "tools"):
+        function = _need(tool, Mapping, "a tool").get("function")
+        if tool.get("type") != "function":
+            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool.get('type'))}; there are functions")
+        _need(function, Mapping, "a tool's function")
+        tools.append(_tool(function.get("name"), function.get("description"), function.get("parameters")))
+    name = "max_tokens" if body.get("max_tokens") is not None else "max_completion_tokens"
+    messages = _need(body.get("messages"), list, "messages")
+    return ChatRequest(
+        messages=_checked(tuple(_chat_message(message) for message in messages)),
+        tools=tuple(tools),
+        reads_calls=body.get("tool_choice") != "none",
+        max_tokens=_limit(body.get(name), name),
+        stop=_stops(body.get("stop")),
+        is_streamed=bool(body.get("stream")),
+        has_usage=bool(_need(body.get("stream_options") or {}, Mapping, "stream_options").get("include_usage")),
+        model=_need(body.get("model", MODEL), str, "model"),
+    )
+
+
+def _checked(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    if not messages or messages[-1].role not in ("user", "tool"):
+        raise ApiError(
+            "invalid_request", "messages end with a user's or a tool's: the policy begins its answers itself"
+        )
+    return messages
+
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def _chat_message(message: Any) -> ChatMessage:
+    role = _need(message, Mapping, "a message").get("role")
+    if role not in _ROLES:
+        raise ApiError("invalid_request", f"a message has the role {_short(role)}, which is none of {list(_ROLES)}")
+    known = {"assistant": ("tool_calls", "annotations"), "tool": ("tool_call_id", "name")}.get(str(role), ())
+    for key, value in message.items():
+        if key not in ("role", "content", *known) and value:
+            raise ApiError("unsupported_content", f"a message has {_short(key)}, which a chat template does not show")
+    calls = []
+    for call in _need(message.get("tool_calls") or [], list, "tool_calls"):
+        function = _need(_need(call, Mapping, "a tool call").get("function"), Mapping, "a tool call's function")
+        calls.append(ChatCall(_need(function.get("name"), str, "a call's name"), _arguments(function.get("arguments"))))
+    return ChatMessage(_ROLES[role], _text(message.get("content"), f"a message of the {role}'s"), tuple(calls))
+
+
+def _usage(answer: ChatAnswer) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
+
+
+def _chat_calls(answer: ChatAnswer) -> list[dict[str, Any]]:
+    return [
+        {"id": f"call_{answer.number}_{n}", "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for n, c in enumerate(answer.calls)
+    ]
+
+
+def _chat_end(answer: ChatAnswer) -> str:
+    return "length" if answer.is_cut else "tool_calls" if answer.calls else "stop"
+
+
+def _chat_head(request: ChatRequest, answer: ChatAnswer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _write_chat(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.calls:
+        message["tool_calls"] = _chat_calls(answer)
+    choice = {"index": 0, "message": message, "finish_reason": _chat_end(answer), "logprobs": None}
+    return {**_chat_head(request, answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+
+
+def _stream_chat(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, Any]]:
+    head = _chat_head(request, answer, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], end: str | None = None) -> tuple[str, Any]:
+        return "", {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+
+    yield chunk({"role": "assistant", "content": answer.text})
+    for index, call in enumerate(_chat_calls(answer)):
+        yield chunk({"tool_calls": [{"index": index, **call}]})
+    yield chunk({}, _chat_end(answer))
+    if request.has_usage:
+        yield "", {**head, "choices": [], "usage": _usage(answer)}
+    yield "", "[DONE]"
+
+
+def _refuse_chat(error: ApiError) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+
+
+# Anthropic's messages.
+
+_MESSAGES: Mapping[str, Sequence[Any]] = {
+    "model": (), "messages": (), "system": (), "tools": (), "stream": (), "stop_sequences": (), "max_tokens": (),
+    "metadata": (), "service_tier": (), "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "thinking": ({"type": "disabled"},),
+}  # fmt: skip
+
+
+def _read_messages(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest:
+    _check_sampling(body, sampling, _MESSAGES)
+    tools = []
+    for tool in _need(body.get("tools") or [], list, "tools"):
+        if _need(tool, Mapping, "a tool").get("type", "custom") != "custom":
+            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool['type'])}; there are your own")
+        tools.append(_tool(tool.get("name"), tool.get("description"), tool.get("input_schema")))
+    system = _text(body.get("system"), "system")
+    messages = [part for m in _need(body.get("messages"), list, "messages") for part in _blocks(m)]
+    return ChatRequest(
+        messages=_checked((*((ChatMessage("system", system),) if system else ()), *messages)),
+        tools=tuple(tools),
+        reads_calls=body.get("tool_choice") != {"type": "none"},
+        max_tokens=_limit(_need(body.get("max_tokens"), int, "max_tokens"), "max_tokens"),
+        stop=_stops(body.get("stop_sequences")),
+        is_streamed=bool(body.get("stream")),
+        model=_need(body.get("model", MODEL), str, "model"),
+    )
+
+
+def _blocks(message: Any) -> Iterator[ChatMessage]:
+    """Yield a message's tool results, each a message of its own, and then the rest of it."""
+    role, content = _need(message, Mapping, "a message").get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise ApiError("invalid_request", f"a message has the role {_short(role)}, neither user nor assistant")
+    if isinstance(content, str):
+        yield ChatMessage(role, content)
+        return
+    texts, calls, has_results = [], [], False
+    for block in _need(content, list, "content"):
+        match _need(block, Mapping, "a content block").get("type"):
+            case "text":
+                texts.append(_need(block.get("text"), str, "a text block"))
+            case "tool_use" if role == "assistant":
+                arguments = json.dumps(_need(block.get("input"), dict, "a tool's input"), ensure_ascii=False)
+                calls.append(ChatCall(_need(block.get("name"), str, "a tool's name"), arguments))
+            case "tool_result" if role == "user":
+                has_results = True
+                yield ChatMessage("tool", _text(block.get("content"), "a tool's result"))
+            case kind:
+                raise ApiError("unsupported_content", f"a block of type {_short(kind)} of the {role}'s; text is read")
+    if texts or calls or not has_results:
+        yield ChatMessage(role, "".join(texts), tuple(calls))
+
+
+def _write_messages(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text else []
+    for n, call in enumerate(answer.calls):
+        given = json.loads(call.arguments)
+        content.append({"type": "tool_use", "id": f"toolu_{answer.number}_{n}", "name": call.name, "input": given})
+    return {
+        "id": f"msg_{answer.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": content,
+        "stop_reason": "max_tokens" if answer.is_cut else "tool_use" if answer.calls else "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens},
+    }
+
+
+def _stream_messages(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, Any]]:
+    whole = _write_messages(request, answer)
+
+    def event(name: str, **data: Any) -> tuple[str, Any]:
+        return name, {"type": name, **data}
+
+    begun = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
+    yield event("message_start", message=begun)
+    for index, block in enumerate(whole["content"]):
+        is_text = block["type"] == "text"
+        empty = {**block, "text": ""} if is_text else {**block, "input": {}}
+        delta = (
+            {"type": "text_delta", "text": block["text"]}
+            if is_text
+            else {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        )
+        yield event("content_block_start", index=index, content_block=empty)
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield event("message_delta", delta=ended, usage={"output_tokens": answer.completion_tokens})
+    yield event("message_stop")
+
+
+def _refuse_messages(error: ApiError) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+CHAT_APIS: Mapping[str, ChatApi] = {
+    "/v1/chat/completions": ChatApi(_read_chat, _write_chat, _stream_chat, _refuse_chat),
+    "/v1/messages": ChatApi(_read_messages, _write_messages, _stream_messages, _refuse_messages),
+}
+"""The interfaces by the path that their clients call."""
