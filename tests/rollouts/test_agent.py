@@ -387,7 +387,7 @@ def test_a_call_after_the_end_is_told_so():
 
 
 def test_a_rewritten_history_is_refused_with_the_message_that_differs():
-    """So are other tools, and a call that says nothing new; the conversation goes on from what was said all the same."""
+    """So are other tools, and a call that says nothing new; the conversation goes on all the same."""
     engine = Parrot([say("a"), say("b")])
 
     async def body() -> AgentSession:
@@ -627,7 +627,7 @@ def test_hostile_agents_break_their_own_rollouts_alone(mine: Path):
         assert ending is not None
         assert ending.by == each["by"], (each["name"], ending, rollout.grade)
         assert each.get("cause", "") in str(ending.cause), each["name"]
-        assert rollout.grade.error == each.get("error"), each["name"]
+        assert str(rollout.grade.error).startswith(str(each.get("error"))), each["name"]
     for rollout in rollouts[len(HOSTILE) :]:
         assert (rollout.grade.reward, rollout.ending.turns, rollout.ending.by) == (1.0, 2, "done")  # type: ignore
 

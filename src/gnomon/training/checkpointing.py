@@ -28,7 +28,7 @@ from gnomon.records.rng_state import Generators
 from gnomon.records.state_audit import uncounted, unsaved_generators
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
-from gnomon.rollouts.agent import AgentEndpoint
+from gnomon.rollouts.agent import AgentEndpoint, PolicyTemplates
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
 from gnomon.rollouts.curriculum.drift import NoDrift
 from gnomon.rollouts.env_workers import EnvWorkers
@@ -193,6 +193,7 @@ STATELESS: Mapping[type, str] = {
     KeptPrompts: "are read, and never written to",
     EnginePool: "answers with the learner's weights; draws depend on seed, round, task and place alone",
     AgentEndpoint: "answers agents' calls, and no rollout outlives its step unanswered",
+    PolicyTemplates: "keep how tools are shown, which follows from the tools",
     EnvWorkers: "hold a conversation's environment, and no conversation outlives its step unanswered",
     GradingPool: "judges each answer by itself",
     ErrorBudget: "counts the latest failures in order to end a run; no reward depends on it",
