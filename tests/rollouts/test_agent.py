@@ -617,10 +617,13 @@ def test_a_server_is_told_where_to_call():
 
 def test_hostile_agents_break_their_own_rollouts_alone(mine: Path):
     """All at once, beside good ones: each ends with its cause, the others are whole, and nothing is left running."""
-    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile", timeout_seconds=2.0, max_concurrent=8)
+    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile", timeout_seconds=60.0, max_concurrent=8)
     good = [task_of(f"good {n}", code="say(); say(); return 1.0") for n in range(3)]
     bad = [task_of(each["name"], code=each["code"]) for each in HOSTILE]
-    rollouts = played(plan, [*bad, *good])
+    hangs = [each["by"] == "timeout" for each in HOSTILE]
+    late = played(replace(plan, timeout_seconds=2.0), [task for task, hang in zip(bad, hangs, strict=True) if hang])
+    early = played(plan, [*(task for task, hang in zip(bad, hangs, strict=True) if not hang), *good])
+    rollouts = [(late if hang else early).pop(0) for hang in hangs] + early
 
     for each, rollout in zip(HOSTILE, rollouts, strict=False):
         ending = rollout.ending

@@ -52,7 +52,7 @@ from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 
 _MOST_BYTES = 1 << 23
 """Of a request."""
-_REFUSED_CALLS = 1000
+_REFUSED_CALLS = 200
 """Calls that may be refused before a rollout ends: an agent in a loop."""
 _ENDED_KEPT = 4096
 """Ended rollouts whose late callers are told so."""
