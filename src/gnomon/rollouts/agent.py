@@ -490,6 +490,7 @@ class AgentRollout:
     Attributes:
         hosts: The processes of a function or a command; None where a server is the agent.
         refuse: The grade of a rollout that cannot be trained on, counted against the error budget.
+        reward_weight: Of the agent's own reward in the grade; all of it comes at the end, so it divides nothing.
         count: Is told of each rollout what fault ended it, None for any other end; raises when a run should end.
     """
 
@@ -499,6 +500,7 @@ class AgentRollout:
     templates: PolicyTemplates
     plan: EnvironmentConfig
     refuse: Callable[[Sample, str], Grade]
+    reward_weight: float = 1.0
     count: Callable[[str | None], None] = lambda cause: None
 
     async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
@@ -547,7 +549,7 @@ class AgentRollout:
             by = "tokens"
         path.ending = Ending(session.turns, by, cause)
         self.count(cause if by == "fault" else None)
-        path.reward = said.reward
+        path.earn(said.reward)
         path.answer = next((text for _, text in said.messages), None)
         return path
 

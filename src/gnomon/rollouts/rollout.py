@@ -29,6 +29,10 @@ class PlaysConversations(Protocol):
     def refuse(self) -> Callable[[Sample, str], Grade]:
         """The grade of a rollout that cannot be trained on."""
 
+    @property
+    def reward_weight(self) -> float:
+        """Weight of what it rewards by itself in the grade."""
+
     async def run(self, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
         """Return one conversation; ``key`` gives the key of a turn's draws."""
         ...

@@ -358,7 +358,7 @@ async def _rollouter(
             asked.templates,
             plan,
             judge.refuse,
-            judge.faults.observe,
+            count=judge.faults.observe,
         )
     elif plan is not None:
         hosts = await stack.enter_async_context(EnvWorkers(plan))
