@@ -50,7 +50,9 @@ def test_what_is_really_wrong_is_found(rule, overrides, fault, tmp_path: Path):
     assert trained(tmp_path / "run", *overrides, fault=fault)[rule] == "severe"
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "p3o"])
+@pytest.mark.parametrize(
+    "algorithm", ["p3o", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "rloo"))]
+)
 def test_a_healthy_run_has_nothing_severe(algorithm, tmp_path: Path):
     """A model from scratch that begins to learn to write letters is well, by any of these algorithms."""
     assert "severe" not in trained(tmp_path / "run", f"algorithm={algorithm}").values()

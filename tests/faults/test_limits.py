@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,12 +41,13 @@ def asked(
     before: Callable[[], object] | None = None,
     environment: Mapping[str, str | None] | None = None,
     stdout: int = subprocess.PIPE,
+    program: Sequence[str] = GNOMON,
 ) -> "subprocess.CompletedProcess[str]":
     """Return how a new interpreter ended that was begun after ``before``. environment: as `Forked` takes it."""
     # Python writes half of a compiled module where a file may not be larger, and reads that half ever after.
     changed = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
     return subprocess.run(
-        [*GNOMON, *arguments],
+        [*program, *arguments],
         env={name: value for name, value in changed.items() if value is not None},
         stdout=stdout,
         stderr=subprocess.PIPE,
@@ -66,7 +67,7 @@ def forked(arguments: list[str], before: Callable[[], object]) -> "subprocess.Co
     return finished(Forked(arguments, before=before))
 
 
-Start = Callable[[list[str], Callable[[], object]], "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def is_in_words(ended: "subprocess.CompletedProcess[str]") -> bool:
@@ -154,22 +155,40 @@ def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, st
     assert ended.returncode == 0 or "ulimit -n 4096 raises that" in ended.stderr
 
 
-@pytest.mark.parametrize("verb", ["watch", "doctor", "report"])
-def test_standard_output_that_is_closed_takes_no_files_number(base: Path, verb: str):
+def _without_output() -> None:
+    os.close(1)
+    sys.stdout = None  # as an interpreter begins that has none
+
+
+@pytest.mark.parametrize(
+    ("verb", "start"),
+    [
+        ("watch", partial(forked, before=_without_output)),
+        ("doctor", partial(forked, before=_without_output)),
+        ("report", partial(asked, before=partial(os.close, 1))),
+    ],
+)
+def test_standard_output_that_is_closed_takes_no_files_number(base: Path, verb: str, start: Start):
     """A verb that reads ends with 0; a record is never written into by what is printed."""
     more = ["--once"] if verb == "watch" else []
-    ended = asked([verb, str(base), *more], before=partial(os.close, 1))
+    ended = start([verb, str(base), *more])
 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def _full_output() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.close(full)
 
 
 @pytest.mark.parametrize("verb", ["algorithms", "doctor", "watch"])
 def test_standard_output_that_is_full_is_named(base: Path, verb: str):
     """Exit code 74, and it is said that it is standard output which cannot be written."""
     arguments = {"algorithms": [], "doctor": [str(base)], "watch": [str(base), "--once"]}[verb]
-    with open("/dev/full", "wb") as full:
-        ended = asked([verb, *arguments], stdout=full.fileno())
+    start = asked if verb == "doctor" else forked  # what an interpreter says of it at its own end
+    ended = start([verb, *arguments], _full_output)
 
     assert ended.returncode == 74, ended.stderr
     assert "standard output" in ended.stderr
@@ -190,24 +209,17 @@ def test_a_reader_that_has_gone_ends_a_verb_quietly(base: Path):
     assert ended.stderr == ""
 
 
-def test_a_terminal_without_utf8_is_enough():
-    """What cannot be shown is replaced."""
-    environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ended = asked(["plan", "tiny"], environment=environment)
-
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 def test_a_user_without_a_name_a_home_and_a_language_plans():
-    """As in a container that is begun with a number for a user; only root gives up its name."""
+    """As in a container that is begun with a number for a user (only root gives up its name), without UTF-8: what
+    cannot be shown is replaced.
+    """
     nameless = ["setpriv", "--reuid", "54321", "--clear-groups"]
     kept = [f"--{which}-caps=+dac_override,+dac_read_search" for which in ("inh", "ambient")]
-    gone = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL")
-    without = {name: value for name, value in os.environ.items() if name not in gone}
+    without = dict.fromkeys(("HOME", "USER", "LOGNAME", "LANG", "LC_ALL"))
+    ascii_alone = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     is_root = os.geteuid() == 0 and shutil.which("setpriv") is not None
-    command = [*((*nameless, *kept) if is_root else ()), *GNOMON, "plan", "tiny"]
-    ended = subprocess.run(command, env=without, capture_output=True, text=True, timeout=120)
+    program = [*((*nameless, *kept) if is_root else ()), *GNOMON]
+    ended = asked(["plan", "tiny"], environment={**without, **ascii_alone}, program=program)
 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr

@@ -247,15 +247,25 @@ def test_another_run_keeps_weights_moments_and_what_is_known_of_the_prompts_that
     assert _card(run)["parent"] == str(parent / "checkpoints" / "step-3")
 
 
+@pytest.fixture(scope="module")
+def cooler(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that continues the parent at another temperature, and that nobody killed."""
+    return continue_run(parent, COOLER, tmp_path_factory.mktemp("cooler") / "run").directory
+
+
+COOLER = [("sampling.temperature", 0.7), ("steps", 6)]
+
+
 def _begin_child(parent: Path, child: Path, dies_at: str) -> None:
     failpoints.arm(dies_at)
-    continue_run(parent, [("sampling.temperature", 0.7), ("steps", 6)], child)
+    continue_run(parent, COOLER, child)
 
 
 @pytest.mark.parametrize("point", ["start:1", "checkpoint-file:2", "checkpoint-rename:1", "update:2", "record:2"])
-def test_another_run_that_is_killed_while_it_begins_is_the_run_that_was_not(parent: Path, tmp_path: Path, point: str):
+def test_another_run_that_is_killed_while_it_begins_is_the_run_that_was_not(
+    parent: Path, cooler: Path, tmp_path: Path, point: str
+):
     """Before its first checkpoint it takes over the parent's again, later its own; `resume` does the rest."""
-    whole = continue_run(parent, [("sampling.temperature", 0.7), ("steps", 6)], tmp_path / "whole").directory
     child = FORKS.Process(target=_begin_child, args=(parent, tmp_path / "child", point))
     child.start()
     child.join(300)
@@ -263,7 +273,7 @@ def test_another_run_that_is_killed_while_it_begins_is_the_run_that_was_not(pare
 
     resume(tmp_path / "child")
 
-    same(trace(tmp_path / "child", 6), trace(whole, 6))
+    same(trace(tmp_path / "child", 6), trace(cooler, 6))
 
 
 def test_with_nothing_but_a_name_another_run_is_the_longer_run(parent: Path, tmp_path: Path):

@@ -1,9 +1,9 @@
 """Signals that end a run: acknowledged at once, and a second one does not wait."""
 
+import fcntl
 import os
 import signal
-import subprocess
-import sys
+import termios
 import time
 from collections.abc import Callable
 from functools import partial
@@ -71,24 +71,27 @@ def test_a_terminal_that_goes_twice_lets_it_finish():
     assert out.endswith("saved, asked by 1\n")
 
 
+def _take_terminal(name: str) -> None:
+    os.setsid()
+    terminal = os.open(name, os.O_RDWR)
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(terminal, number)
+    os.close(terminal)
+
+
 def test_a_run_whose_terminal_is_closed_goes_on_to_its_save(tmp_path: Path):
     """With a real terminal behind it that is closed: SIGHUP comes of itself, and nothing it prints fails."""
     controller, terminal = os.openpty()
     ended = tmp_path / "ended"
     script = BUSY + f"print('more'); open({str(ended)!r}, 'w').write(str(stop.signal))\n"
-    program = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}", "obedient"],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    os.close(terminal)
+    program = Forked(["obedient"], script, partial(_take_terminal, os.ttyname(terminal)))
     assert os.read(controller, 99).startswith(b"working")
+    os.close(terminal)
     os.close(controller)
 
-    assert program.wait(timeout=30) == 0
+    program.communicate(timeout=30)
+    assert program.returncode == 0
     assert ended.read_text() == "1"
 
 

@@ -70,9 +70,9 @@ def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
     [
         (40, ()),
         (28, (*SPO, "algorithm.tracker.drift=replayed")),
-        (28, (*SPO, "algorithm.tracker.drift=accumulated")),
-        (28, (*SPO, "algorithm.tracker.drift=constant")),
-        (28, (*SPO, "algorithm.tracker.initial=prior")),
+        pytest.param(28, (*SPO, "algorithm.tracker.drift=accumulated"), marks=pytest.mark.slow),
+        pytest.param(28, (*SPO, "algorithm.tracker.drift=constant"), marks=pytest.mark.slow),
+        pytest.param(28, (*SPO, "algorithm.tracker.initial=prior"), marks=pytest.mark.slow),
     ],
     ids=["grpo", "spo-replayed", "spo-accumulated", "spo-constant", "spo-prior"],
 )
