@@ -15,6 +15,7 @@ from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
 from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_targets, misfits
 from gnomon.models.size import outline
+from gnomon.models.tiny import TINY, TINY_MIXTURE
 from gnomon.models.token_strings import parsed
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.models.weights_check import check_form, no_report
@@ -23,6 +24,8 @@ _PROBE = "Question 12: is 3.50 < 4?\n\tné 日本 <b>"
 _TOLERANCE = {torch.float32: 1e-5}
 _ROUGH = 0.05
 """Of logits in fewer bits: two ways through attention round otherwise."""
+_SOUND: set[str] = set()
+"""Models that gnomon makes itself, so that they are the same each time, and that this process has written and read."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,21 @@ def try_checkpoint(
     config, generation = copy.deepcopy(empty.config), _generation(name, empty)
     moved(config, generation)
     repaired, dropped = savable(generation)
-    with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
-        folder = Path(made)
-        with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
-            config.architectures = [type(empty).__name__]
-            config.save_pretrained(folder)
-            repaired.save_pretrained(folder)
-            tokenizer.save(folder)
-            belongings.write(folder)
-        with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
-            check_form(empty, folder, trust_remote_code)
-            again = read_tokenizer(str(folder), trust_remote_code)
-    _compare(name, tokenizer, again)
+    if name not in _SOUND:
+        with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
+            folder = Path(made)
+            with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
+                config.architectures = [type(empty).__name__]
+                config.save_pretrained(folder)
+                repaired.save_pretrained(folder)
+                tokenizer.save(folder)
+                belongings.write(folder)
+            with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
+                check_form(empty, folder, trust_remote_code)
+                again = read_tokenizer(str(folder), trust_remote_code)
+        _compare(name, tokenizer, again)
+        if name in (TINY, TINY_MIXTURE):
+            _SOUND.add(name)
     if dropped:
         said.append(
             f"checkpoints of '{name}' leave out {', '.join(sorted(dropped))} of its generation_config.json, which "

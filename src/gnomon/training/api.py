@@ -113,7 +113,8 @@ def train_experiment(
     loaded = completed(loaded)
     resolved = resolve(settled(loaded.experiment))
     experiment = resolved.experiment
-    written = to_toml(resolved.anchored().experiment)
+    anchored = resolved.anchored()
+    written = to_toml(anchored.experiment)
     if run_dir is not None and is_begun(run_dir, written):
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
@@ -125,8 +126,7 @@ def train_experiment(
         asked, chosen, inherited = checked(resolved, console)
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
-        resolved = resolved.anchored()
-        experiment = resolved.experiment
+        resolved, experiment = anchored, anchored.experiment
         directory = _new_directory(experiment, run_dir, inherited)
         stack.callback(directory.close)
         write_durably(directory.experiment, written.encode())
