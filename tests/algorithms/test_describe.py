@@ -1,14 +1,44 @@
 """Algorithms and pieces in words, and values as they are typed."""
 
+import re
+from dataclasses import dataclass, replace
+
 import pytest
 
-from gnomon.algorithms import PRESETS, Algorithm, Clip, ClippedSurrogate, Kl, MaskedIS, resolve
+from gnomon.algorithms import (
+    PRESETS,
+    AdvantageSum,
+    Algorithm,
+    Clip,
+    ClippedSurrogate,
+    Kl,
+    LeaveOneOut,
+    MaskedIS,
+    Normalized,
+    PerReward,
+    Returns,
+    RewardAtLeast,
+    Scaled,
+    Where,
+    describe,
+    resolve,
+)
 from gnomon.algorithms.describe import as_row, find_piece, notes_on, piece_text, pieces_summary
+from gnomon.algorithms.formulas import formula, latex, plain
 from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.user_pieces import spelled
+from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A piece of one's own."""
+
+    at: float
+
 
 PIECES = {name: cls for pieces in slots().values() for name, cls in pieces.items()}
 
@@ -44,6 +74,43 @@ def test_names_that_mean_no_piece():
     assert find_piece("mine.py:ALGORITHM") is None
     with pytest.raises(ConfigError, match="unknown algorithm or piece 'Truncatd'; did you mean 'TruncatedIS'"):
         find_piece("Truncatd")
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+def test_every_preset_has_its_formula(preset: Algorithm):
+    """In LaTeX with all braces closed, and in plain text without a command or a brace of LaTeX left over."""
+    for name, text in formula(preset).items():
+        assert text.count("{") == text.count("}"), name
+        assert "<" not in re.sub(r"<\W", "", text), name
+        assert not re.search(r"[\\{}]", plain(text)), name
+        assert plain(text) in " ".join(describe(preset).split()), name
+
+
+def test_the_formula_of_a_composition_is_made_of_its_parts():
+    """A choice of a normal form of each reward or of a sum; and a piece of one's own by its name and settings."""
+    chosen = Where(RewardAtLeast(1.0, "is_right"), Normalized(PerReward(), "length"), Scaled(LeaveOneOut(), 0.5))
+    found = formula(replace(PRESETS["grpo"], advantage=AdvantageSum((Returns(), chosen)), correction=MaskedIS()))
+
+    assert plain(found["advantage"]) == (
+        "A_t = sum_(s >= t) 1^(s - t) x_s + { 1 / |o| [ sum_c omega_c [ (R - mean R_G) / (s_G + 10^-6) ]_(R = r_c) ] "
+        "if R_(is_right) >= 1; 0.5 [ R - 1 / (G - 1) sum_(j != i) R_j ] otherwise }"
+    )
+    assert (plain(found["loss"]), plain(found["correction"])) == (
+        "L = sum_(i, t) w_t c_t l_t",
+        "c_t = m_t [0.5 <= m_t <= 5]",
+    )
+    assert latex(Threshold(2e-3)) == r"\mathrm{Threshold}(at = 0.002)"
+
+
+def test_the_command_prints_one_equation(capsys: pytest.CaptureFixture[str]):
+    """Aligned at each first equals sign; not of a piece, nor of everything."""
+    assert main(["algorithms", "grpo", "--latex"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert (lines[0], lines[-1]) == (r"\begin{aligned}", r"\end{aligned}")
+    assert lines[1] == r"L &= \sum_{i, t} w_t \ell_t \\"
+    with pytest.raises(SystemExit):
+        main(["algorithms", "--latex"])
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)

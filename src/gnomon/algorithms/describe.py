@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.aliases import FORMER, piece_of
 from gnomon.algorithms.build import to_table
+from gnomon.algorithms.formulas import formula, plain
 from gnomon.algorithms.pieces import choices, members, slots
 from gnomon.algorithms.presets import NAMED, PRESETS
 from gnomon.algorithms.user_pieces import spelled
@@ -35,7 +36,7 @@ def summary() -> str:
 
 
 def describe(algorithm: Algorithm) -> str:
-    """Return composition, defaults, paper, and where a preset differs from its paper and why."""
+    """Return composition, defaults, paper, formula, and where a preset differs from its paper and why."""
     lines = [algorithm.name, *_wrap("paper", algorithm.paper)]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
@@ -43,6 +44,13 @@ def describe(algorithm: Algorithm) -> str:
         if f.name not in ("name", "paper") and not is_unsaid:
             shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
             lines += _wrap(f.name, shown)
+    lines += [
+        "",
+        "  formula (R is a response's reward, x what a token earned, V a critic's and v a tracked value; means and",
+    ]
+    lines += ["  deviations s are over the group G, the batch B or one state S; |o| counts trained tokens)"]
+    for name, text in formula(algorithm).items():
+        lines += _wrap(name, plain(text))
     notes = notes_on(algorithm)
     if notes:
         lines += ["", "  where it differs, and why"]

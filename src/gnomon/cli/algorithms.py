@@ -11,17 +11,32 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = argparse.ArgumentParser(prog="gnomon algorithms", description=__doc__)
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
+    parser.add_argument("--latex", action="store_true", help="print the formula of an algorithm for LaTeX")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the presets and pieces, or describe one; return the exit code."""
-    given = build_parser().parse_args(arguments)
-
+    parser = build_parser()
+    given = parser.parse_args(arguments)
+    if given.latex:
+        if given.name is None or given.json:
+            parser.error("--latex prints the formula of one algorithm: give its name, and leave --json out")
+        print(_latex(given.name))
+        return 0
     rows, text = _everything() if given.name is None else _one(given.name)
     print(json.dumps(rows, indent=2) if given.json else text)
     return 0
+
+
+def _latex(name: str) -> str:
+    """Return the formulas of an algorithm as the lines of an aligned equation."""
+    from gnomon.algorithms import resolve
+    from gnomon.algorithms.formulas import formula
+
+    lines = [text.replace(" = ", " &= ", 1) for text in formula(resolve(name)).values()]
+    return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
 
 def _everything() -> tuple[dict[str, Any], str]:
