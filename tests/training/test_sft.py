@@ -146,7 +146,7 @@ def test_a_run_says_nothing_that_only_sampled_answers_have(tmp_path: Path):
     page = (run.directory / "report.html").read_text()
     assert "held-out loss" in page
     assert "training reward" not in page
-    recorded = run.rollouts(1)
+    recorded = [one.rollout for one in run.rollouts(1)]
     assert [(one.grade.reward, one.grade.error) for one in recorded] == [(None, None)] * 16
     assert all(math.isnan(number) for one in recorded for number in one.logprobs)
     [shelf] = Reader(RunRecord.of(run.directory), None, None).shelves(scan(RunRecord.of(run.directory), []))

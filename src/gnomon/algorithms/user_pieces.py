@@ -29,7 +29,7 @@ _PREFIX = "gnomon_user_"
 _HOME = __name__.rpartition(".")[0]
 
 _FOUND: MutableMapping[Any, str] = WeakKeyDictionary()
-"""Classes of a program's own that were written to a file, and where: another program finds them there only."""
+"""Classes that a file holds and another module defines, and where: another program may find them there only."""
 
 
 def load_object(reference: str) -> Any:
@@ -50,7 +50,8 @@ def load_object(reference: str) -> Any:
             public = [n for n in vars(found) if not n.startswith("_")]
             raise ConfigError(f"{place}: {unknown('name', part, public)}")
         found = vars(found)[part]
-    if isinstance(found, type) and found.__module__ == "__main__" and module.__name__.startswith(_PREFIX):
+    is_kept = isinstance(found, type) and found.__module__ != module.__name__
+    if is_kept and module.__name__.startswith(_PREFIX) and not found.__module__.startswith("gnomon."):
         _FOUND[found] = f"{module.__file__}:{name}"
     return found
 
