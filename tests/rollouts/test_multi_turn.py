@@ -192,11 +192,12 @@ def asking(
     graded: Graded,
     budget: int = 400,
     tokenizer: Any = CHATTY,
+    weight: float = 1.0,
 ) -> Rollouter:
     """Who asks one rollout a task."""
     opening = beginning_of(tokenizer).opening
     conversation = MultiTurnRollout(
-        engine, hosts, TurnTokenizer.over(tokenizer), plan, CHATTY.decode, graded.refuse, opening
+        engine, hosts, TurnTokenizer.over(tokenizer), plan, CHATTY.decode, graded.refuse, opening, reward_weight=weight
     )
     sampling = Sampling(max_completion_length=budget, stop_ids=(EOS,))
     return Rollouter(engine, graded, CHATTY.decode, sampling, generations=1, seed=7, conversation=conversation)
@@ -219,6 +220,21 @@ def played(plan: EnvironmentConfig, task: Task, answers: Sequence[Sequence[int]]
 def say(text: str) -> list[int]:
     """An answer with its end of turn."""
     return [*text.encode(), EOS]
+
+
+@pytest.mark.parametrize(
+    ("weight", "earned"), [(1.0, (0.25, 0.25, 0.25)), (2.0, (0.5, 0.5, -0.25)), (0.0, (0, 0, 0.75))]
+)
+def test_each_answer_keeps_what_it_earned(mine: str, tmp_path: Path, weight: float, earned: tuple[float, ...]):
+    """The environment's reward times its weight; what else the grade has is the last answer's. A record keeps both."""
+    plan = EnvironmentConfig(use=mine, max_turns=4)
+    rollout, _, _ = played(plan, task_of(["a", "b", "bye"]), [say("x")], weight=weight)
+    RolloutLog(tmp_path).write(1, [Group(task_of([]), (rollout,))])
+    [recorded] = read_rollouts(tmp_path / "step-000001.jsonl")
+
+    assert rollout.grade.reward == sum(earned) == 0.75
+    assert (rollout.turn_rewards, rollout.turn_ends) == (earned, recorded.rollout.turn_ends)
+    assert recorded.rollout.turn_rewards == earned
 
 
 hostile = st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|eo", "user\n", "é", "日本", " ", "x"]), max_size=6).map(
@@ -255,6 +271,7 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
         assert rollout.logprobs[start : start + size] == own
         assert rollout.full_logprobs[start : start + size] == tuple(value - 1 for value in own)
         place = len(prompt) + size
+        assert rollout.turn_ends[turn] == place - len(rollout.prompt)
     assert place == len(whole), "a conversation ends with what the policy said"
     assert sum(rollout.mask) == sum(map(len, answers))
     unchosen = [v for v, m in zip(rollout.logprobs, rollout.mask, strict=True) if not m]

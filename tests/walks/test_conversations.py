@@ -93,9 +93,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_an_environment_rewards_is_learned(place: Path):
+@pytest.mark.parametrize("algorithm", [(), pytest.param(("algorithm=gigpo",), marks=pytest.mark.slow)])
+def test_what_an_environment_rewards_is_learned(place: Path, algorithm: tuple[str, ...]):
     """Over 12 steps the reward rises; the learner's log-probabilities are the engine's, with replies between them."""
-    train_experiment(load("tiny", options("Legible", 12)), place / "run")
+    train_experiment(load("tiny", [*algorithm, *options("Legible", 12)]), place / "run")
     metrics = rows(place / "run" / "metrics.jsonl")
     rewards = [row["rollout/reward_mean"] for row in metrics]
 
@@ -105,6 +106,7 @@ def test_what_an_environment_rewards_is_learned(place: Path):
     assert max(row["tokens/generated"] for row in metrics) <= 32 * 4, "replies are not generated"
     for line in rows(place / "run" / "rollouts" / "step-000001.jsonl"):
         assert (line["turns"], line["ended_by"], line["stop"]) == (2, "turns", "length")
+        assert (set(line["turn_rewards"]) <= {0.0, 0.5}, sum(line["turn_rewards"])) == (True, line["reward"])
         assert [p for p, m in zip(line["logprobs"], line["mask"], strict=True) if not m and p != 0.0] == []
         reply = [t for t, m in zip(line["response"], line["mask"], strict=True) if not m]
         assert [t for t in reply if t > 255] == [], "what an answer said is text in its reply"

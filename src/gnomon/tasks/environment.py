@@ -31,7 +31,7 @@ class Reply:
 
     Attributes:
         text: Message that the policy sees; the text of a last reply is not shown.
-        reward: Reward that is added to the rollout's; None adds nothing.
+        reward: Reward of the answer, which is added to the rollout's; None adds nothing.
         is_done: Whether the conversation is over.
         role: Role of the message; "tool" becomes "user" for a chat template that knows no tools.
     """

@@ -436,6 +436,11 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
         UserError: For a combination that cannot be meant, or a file of initial values that cannot be used.
     """
     sampler, plan = algorithm.sampler, algorithm.tracker
+    if "role" in algorithm.needs and not any(role_of(tasks[index]) for index in range(len(tasks))):
+        raise ConfigError(
+            f"algorithm '{algorithm.name}' asks for roles (InRole), and no task has one: give the rows a column `role` "
+            "of texts, or choose another condition"
+        )
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
     replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
     remembers = reads_values or isinstance(sampler, Greso)

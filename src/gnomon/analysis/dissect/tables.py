@@ -68,6 +68,11 @@ def _head(recorded: RecordedBatch, source: str) -> str:
         f"mean reward {float(batch.rewards.mean()):.4g}",
         f"temperature {batch.temperature:g}",
     ]
+    if batch.rollout_id is not None:
+        parts.insert(1, f"{len(batch.rollout_id.unique())} rollouts")
+    if batch.component_rewards is not None:
+        means = zip(batch.components, batch.component_weights, batch.component_rewards.mean(0).tolist(), strict=True)
+        parts += [f"mean {_plain(name, 24)} {mean:.4g} (weight {weight:g})" for name, weight, mean in means]
     return f"{_plain(source, WIDTH)}\n{', '.join(parts)}"
 
 
