@@ -316,15 +316,17 @@ def test_rows_that_are_not_live_have_no_gradient(algorithm: Algorithm, d: Drawn)
 @every
 def test_no_gradient_reaches_anything_but_current(algorithm: Algorithm):
     """Policies, rewards, values and tracked values are constants of the loss, with all that is made of them (P19)."""
-    shapes = {"rewards": (2,), "baseline": (2,), "bootstrap": (2,)}
+    shapes = {"rewards": (2,), "baseline": (2,), "bootstrap": (2,), "component_rewards": (2, 1)}
     numbers = {"behavior": -1.0, "proximal": -1.1, "reference": -1.2, "values": 0.5, "rewards": 1.0, "bootstrap": 0.2}
     constants = {
         name: torch.full(shapes.get(name, (2, 2)), value, dtype=torch.float64).requires_grad_()
-        for name, value in {**numbers, "baseline": 0.3}.items()
+        for name, value in {**numbers, "baseline": 0.3, "component_rewards": 1.0}.items()
     }
     slope = torch.tensor([1.0, 0.0], dtype=torch.float64)
     batch = make_batch([1.0, 0.0], [[1, 1], [1, 1]], is_truncated=[True, False])
-    batch = batch.with_fields(**{**constants, "rewards": constants["rewards"] * slope})
+    rewards = {"component_rewards": constants["component_rewards"] * slope[:, None], "components": ("a",)}
+    rewards |= {"component_weights": (1.0,), "rewards": constants["rewards"] * slope}
+    batch = batch.with_fields(**{**constants, **rewards})
     current = torch.full((2, 2), -1.05, dtype=torch.float64).requires_grad_()
     weighed = algorithm.weigh(algorithm.prepare(batch))
     loss = algorithm.loss(current, -current, weighed, algorithm.statistics(current, weighed))

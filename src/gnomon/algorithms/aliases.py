@@ -51,6 +51,7 @@ FORMER: Mapping[str, str] = {
     "Replay": "SelfImitationBuffer",
     "Score": "PolicyGradient",
     "SoftGate": "SigmoidGate",
+    "Sum": "AdvantageSum",
     "Surplus": "PositiveAdvantage",
     "Tracked": "TrackedBaseline",
     "TrackerPlan": "TrackerConfig",
