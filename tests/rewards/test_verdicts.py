@@ -205,6 +205,42 @@ def test_a_box_of_a_number_needs_no_braces(said: str, content: str | None):
     assert last_boxed(said) == content
 
 
+@pytest.mark.parametrize(
+    ("said", "whole"),
+    [
+        (r"-\boxed{7}", "-7"), (r"so $x = -\boxed{7}$", "-7"), ("it is \u2212\\fbox{7}.", "-7"), (r"-\boxed 7", "-7"),
+        (r"**-\boxed{\frac{1}{2}}**", r"-\frac{1}{2}"), (r"-\left(\boxed{7}\right)", "-7"), (r"-\$\boxed{7}", "-7"),
+        (r"-\boxed{x+1}", "-(x+1)"), (r"-\boxed{-7}", "-(-7)"), (r"\boxed{7}^2", "7^2"), (r"\boxed{7}^{-1}", "7^{-1}"),
+        (r"(\boxed{7})^2", "(7)^2"), (r"\sqrt{\boxed{7}}", r"\sqrt{7}"), (r"\sqrt[3]{\boxed{7}}", r"\sqrt[3]{7}"),
+        (r"\frac{\boxed{7}}{2}", r"\frac{7}{2}"), (r"\frac{1}{\boxed{7}}", r"\frac{1}{7}"), (r"\boxed{7}/2", "7/2"),
+        (r"3\boxed{7}", "3(7)"), (r"\boxed{7}\pi", r"7\pi"), (r"\boxed{7}x", "7x"),
+        (r"\boxed{7}\sqrt{2}", r"7\sqrt{2}"),
+        (r"2^{\boxed{7}}", "2^{7}"), (r"\boxed{7}_8", "7_8"), (r"\boxed{7}.5", "7.5"), (r"\boxed{7},000", "7,000"),
+        (r"\boxed{7} \times 10^3", r"7 \times 10^3"), (r"\pm\boxed{7}", r"\pm{7}"), (r"\log\boxed{7}", r"\log{7}"),
+    ],
+)  # fmt: skip
+def test_a_box_that_is_a_part_of_something_is_not_the_answer(said: str, whole: str):
+    """A sign, a power, a factor, a root or a fraction around the box changes what it says, for every kind."""
+    assert last_boxed(said) == whole
+    for judge in (JUDGES["numeric"], JUDGES["boxed"]):
+        assert judge(Sample("", said, columns={"answer": "7"})) == 0.0
+    assert JUDGES["boxed"](Sample("", said, columns={"answer": whole})) == 1.0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r"Answer - \boxed{7}", r"- \boxed{7}", r"\boxed{7}!", r"\boxed{7}.", r"\boxed{7}\%", r"\boxed{7}^\circ",
+        r"\$\boxed{7}",        r"$3+4=\boxed{7}$", r"\text{so }\boxed{7}", r"(\boxed{7})", r"\textbf{\boxed{7}}",
+        r"\boxed{7} \times 3 = 21",
+        r"\boxed{7}\text{ cm}", r"**\boxed{7}**", r"\boxed{7}, since", r"\end{align}\boxed{7}", r"co-\boxed{7}",
+    ],
+)  # fmt: skip
+def test_what_stands_beside_a_box_in_a_sentence_changes_nothing(said: str):
+    """A dash, a unit, marks of type and of a sentence, and a box that an equation was filled in with."""
+    assert JUDGES["boxed"](Sample("", said, columns={"answer": "7"})) == 1.0
+
+
 @pytest.mark.parametrize("gold", ["7!", "5 ft 7 in", "> 7", "3!!", "7 mod 5", "7\n8", "7 +/- 1", "2 h 30 min"])
 def test_an_answer_whose_last_number_is_a_part_is_refused(gold: str):
     """An answer that is no number and no worked solution is not read as its last number."""

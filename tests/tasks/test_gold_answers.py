@@ -1,6 +1,7 @@
 """The data check of answers: each earns 1 as its own answer, or its row is named before anything is trained."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
+from gnomon.core.sections import SamplingConfig
+from gnomon.engines.stop_strings import until_stop
 from gnomon.rewards.exact import Boxed, Exact, Format, Numeric
 from gnomon.rewards.grading import AnyVerifier, Grading, WeightedReward
 from gnomon.rewards.math import Mathematics
@@ -20,13 +23,14 @@ def as_bytes(question: object) -> tuple[int, ...]:
     return tuple(str(question).encode())
 
 
-def checked(folder: Path, answers: list[Any], verifier: AnyVerifier) -> str:
+def checked(folder: Path, answers: list[Any], verifier: AnyVerifier, **stop: Any) -> str:
     path = folder / "made.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": f"Question {n}?", "answer": a}) + "\n" for n, a in enumerate(answers))
     )
     task = TableTask(str(path), answer_column="answer", require_answer=False)
-    return check_answers([TokenizedDataset(task.questions(), as_bytes)], Grading((WeightedReward(verifier),)), Limits())
+    sets, grading = [TokenizedDataset(task.questions(), as_bytes)], Grading((WeightedReward(verifier),))
+    return check_answers(sets, grading, Limits(), partial(until_stop, sampling=SamplingConfig(**stop)))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,33 @@ def test_an_answer_that_numeric_cannot_read_is_named_with_its_row(tmp_path: Path
     assert "row 2: " in message
     assert 'kind = "boxed"' in message
     assert len(message.splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("answers", "verifier", "stop", "row"),
+    [
+        (["72", "3.5"], Numeric(), ".", 2),
+        (["72", "1,000"], Numeric(), (",", "\n"), 2),
+        (["72", "-5"], Numeric(), "-", 2),
+        (["72", "x+1"], Boxed(), "}", 1),
+        (["72", "x+1"], Boxed(), "+", 2),
+        (["a", "a b"], Exact(), " ", 2),
+        (["yes", "a\nb"], Exact(), "\n", 2),
+    ],
+)
+def test_an_answer_that_a_stop_string_cuts_is_named(
+    tmp_path: Path, answers: list[str], verifier: AnyVerifier, stop: Any, row: int
+):
+    """Rewards see what stands before the string, so no rollout could earn it; with the string it is whole."""
+    with pytest.raises(DatasetError, match=rf"row {row}: .*a stop string \(sampling.stop\) cuts it"):
+        checked(tmp_path, answers, verifier, stop=stop)
+
+
+@pytest.mark.parametrize("stop", ["\n", "</answer>", "The", " ", "Question:"])
+@pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Exact()], ids=lambda v: v.kind)
+def test_an_answer_that_ends_before_a_stop_string_passes(tmp_path: Path, verifier: AnyVerifier, stop: str):
+    """Also where only the form in which gnomon states it holds the string."""
+    assert checked(tmp_path, ["72", "1/2", "-3.5"], verifier, stop=stop) == ""
 
 
 def test_only_the_first_three_of_many_rows_are_shown(tmp_path: Path):

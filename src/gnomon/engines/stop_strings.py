@@ -111,6 +111,16 @@ def cut_at_stop(text: str, done: Completion, sampling: SamplingConfig) -> str:
     return text if ended is None else ended
 
 
+def until_stop(text: str, sampling: SamplingConfig) -> str:
+    """Return what rewards would see of an answer that says ``text``.
+
+    >>> until_stop("It is 3.5.", SamplingConfig(stop="."))
+    'It is 3'
+    """
+    ended = _cut(text, sampling)
+    return text if ended is None else ended
+
+
 def _cut(text: str, sampling: SamplingConfig) -> str | None:
     found = [(place + len(s), place) for s in sampling.stop_strings if (place := text.find(s)) >= 0]
     if not found:

@@ -17,6 +17,23 @@ Extract = Literal["last_number", "first_number", "only_number", "last_line", "bo
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
 _BOX_LENGTH = len(r"\boxed") + 3
+_NEAR = 32
+_AROUND = re.compile(r"(\\left\(|\(|\\(?:text|textbf|mathbf|underline|bm|boldsymbol)\s?\{)$")
+_CLOSINGS = {"(": re.compile(r"\\right\)|\)"), "{": re.compile(r"\}")}
+_BEFORE = re.compile(
+    r"(?:(?:^|(?<=[\s=($:,{\[*>]))(?P<sign>[-\u2212]|\\pm ?)(?:\\\$)?|[0-9]|[0-9a-zA-Z)]{0,6}[\^_]\{?|"
+    r"\\(?:sqrt|[dtc]?frac|log|ln|sin|cos|tan|exp)(?![a-zA-Z])(?:\[[^\]]{0,9}\])?\s?\{?|"
+    r"\\[dtc]?frac\s?(?:\{[^{}]{1,20}\}|[0-9])\s?\{?)$"
+)
+_BEHIND = re.compile(
+    r"\s?\^(?!\s?\{?\s?\\circ)\s?(?:\{[^{}]{1,20}\}|\\?[a-zA-Z0-9]+)|"
+    r"_\{?[0-9]+\}?|/\s?(?:[0-9.]+|[a-z](?![a-z])(?<![hs]))|[.,][0-9]+|"
+    r"(?P<product>\s?\\(?:times|cdot|div)(?![a-zA-Z])[^\n$=]{1,20})|[abceiknxyz](?![a-zA-Z])|"
+    r"\s?\\(?:pi(?![a-zA-Z])|sqrt\s?(?:\{[^{}]{1,20}\}|[0-9a-z])|[dtc]?frac\s?\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\})"
+)
+_ATOM = re.compile(r"[0-9]+(?:[.,][0-9]+)*|[a-zA-Z]|\(.*\)|\\[a-zA-Z]+")
+_PRODUCT = re.compile(r"[^-+,;<>=\s]+")
+_GROUP = re.compile(r"\s?(?:\{[^{}]{1,20}\}|[0-9])")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}([-+]?[0-9]+(?:[.,/][0-9]+)*)")
 
 
@@ -101,14 +118,35 @@ def extract(text: str, how: Extract) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}`` or ``\fbox{...}`` whose braces balance.
 
-    A space before the brace is TeX's as well; an escaped brace is no brace; a number needs none (``\boxed 7``). One
-    pass over the text, whatever is in it. None when there is no such box.
+    A space before the brace is TeX's as well; an escaped brace is no brace; a number needs none (``\boxed 7``). What
+    makes of the box a part of something else belongs to it: a sign, a factor, a root or a fraction around it, a power.
+    One pass over the text, whatever is in it. None when there is no such box.
 
     >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
+    >>> last_boxed(r"so x = -\boxed{7}"), last_boxed(r"\boxed{7}^2"), last_boxed(r"\sqrt{\boxed{7}}")
+    ('-7', '7^2', '\\sqrt{7}')
     """
+    found = _last_box(text)
+    return None if found is None else found[2]
+
+
+def with_open_box(text: str) -> str:
+    r"""Return ``text`` with its last box, and what that is a part of, written without the box.
+
+    >>> with_open_box(r"so x = -\boxed{7}."), with_open_box(r"so x = \boxed{7}.")
+    ('so x = -7.', 'so x = \\boxed{7}.')
+    """
+    found = _last_box(text) if "\\boxed" in text or "\\fbox" in text else None
+    if found is None or found[2] in text[found[0] + len("\\fbox") : found[1]]:
+        return text
+    return text[: found[0]] + found[2] + text[found[1] :]
+
+
+def _last_box(text: str) -> tuple[int, int, str] | None:
+    """Return where the last box begins and ends, with what it is a part of, and what that says without the box."""
     opened: list[int] = []
-    best: tuple[int, int] | None = None
+    best: tuple[int, int, int] | None = None  # the command, its content's beginning and end
     index = 0
     while index < len(text):
         character = text[index]
@@ -118,13 +156,45 @@ def last_boxed(text: str) -> str | None:
             opened.append(index)
         elif character == "}" and opened:
             start = opened.pop()
-            is_later = best is None or start > best[0]
-            if is_later and _BOX.search(text[max(0, start - _BOX_LENGTH) : start]):
-                best = (start, index)
+            is_later = best is None or start >= best[1]
+            if is_later and (found := _BOX.search(text[max(0, start - _BOX_LENGTH) : start])):
+                best = start - len(found[0]), start + 1, index
         index += 1
-    for bare in _BARE_BOX.finditer(text, best[0] if best else 0):
-        best = bare.start(1) - 1, bare.end()
-    return text[best[0] + 1 : best[1]] if best else None
+    for bare in _BARE_BOX.finditer(text, best[1] if best else 0):
+        best = bare.start(), bare.start(1), bare.end()
+    if best is None:
+        return None
+    command, start, end = best
+    return _with_neighbors(text, command, start, end, end + (text[end : end + 1] == "}"))
+
+
+def _with_neighbors(text: str, command: int, start: int, end: int, after: int) -> tuple[int, int, str]:
+    """Return a box with what stands so close to it that it is a part of that, and what it then says."""
+    first, said, last = command, text[start:end], after
+    while (around := _AROUND.search(text[max(0, first - _NEAR) : first])) is not None:
+        closing = _CLOSINGS[around[1][-1]].match(text, last)
+        if closing is None:
+            break
+        first, last = first - len(around[0]), closing.end()
+        if around[1] in ("(", "\\left("):
+            said = f"({said})"
+    before, behind = _BEFORE.search(text[max(0, first - _NEAR) : first]), _BEHIND.match(text, last)
+    if behind is not None and behind["product"] and "=" in text[behind.end() : behind.end() + _NEAR].partition("\n")[0]:
+        behind = None  # a box that was filled in: \boxed{7} \times 3 = 21
+    if before is None and behind is None:
+        return command, after, text[start:end]
+    factor, tail = "" if before is None else before["sign"] or before[0], "" if behind is None else behind[0]
+    if factor.endswith("{"):
+        said, last = f"{said}}}", last + (text[last : last + 1] == "}")
+        group = _GROUP.match(text, last) if "frac" in factor and not factor.endswith("}{") else None
+        tail, last = (group[0], group.end()) if group else ("", last)
+    else:
+        bare = said[1:-1] if said.startswith("(") and _ATOM.fullmatch(said[1:-1]) and not tail else said
+        is_atom = (_ATOM if tail or not before else _PRODUCT).fullmatch(bare) and not factor[-1:].isalnum()
+        said = bare if is_atom else f"{{{bare}}}" if factor[-1:].isalpha() or factor[-1:] in "^_]" else f"({bare})"
+        last += len(tail)
+    factor = "-" if factor == "\u2212" else factor
+    return first - (0 if before is None else len(before[0])), last, factor + said + tail
 
 
 def final_answer(text: str) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.rewards.answers import Extract, extract, final_answer, last_boxed, same_answer, squeezed
+from gnomon.rewards.answers import Extract, extract, final_answer, last_boxed, same_answer, squeezed, with_open_box
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.numbers import Number, Which, choose_number, find_numbers, parse_number
 
@@ -93,7 +93,7 @@ class Numeric(Verifier):
         gold = _gold_number(text_column(sample, self.column), self.column)
         if self.must_end and sample.is_truncated:
             return 0.0
-        found = choose_number(sample.completion, self.which)
+        found = choose_number(with_open_box(sample.completion), self.which)
         return float(found is not None and found.equals(gold, self.tolerance))
 
     def stated(self, sample: Sample) -> str:
@@ -104,7 +104,7 @@ class Numeric(Verifier):
         """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
         if self.must_end and sample.is_truncated:
             return None
-        found = choose_number(sample.completion, self.which)
+        found = choose_number(with_open_box(sample.completion), self.which)
         return None if found is None else found.canonical
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gnomon.core.errors import DatasetError
@@ -38,11 +38,17 @@ class _Flaw:
     why: str
 
 
-def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits) -> str:
+def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits, cut: Callable[[str], str] = str) -> str:
     """Give every answer to the reward that judges it, in the form that it asks for, before anything is trained.
 
     Rewards that have such a form are tried: `Verifier.stated`. What needs math-verify is tried in a grading process, as
     it is in training.
+
+    Args:
+        sets: Their answers are tried.
+        grading: Its rewards judge them.
+        limits: Of the processes that grade.
+        cut: Returns what rewards see of an answer: what stands before a stop string.
 
     Returns:
         One sentence where not all answers were tried, else "".
@@ -54,7 +60,7 @@ def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits) -> 
     said = ""
     for tasks in sets:
         for reward in grading.rewards:
-            light, heavy = _sorted(tasks, reward)
+            light, heavy = _sorted(tasks, reward, cut)
             if heavy:
                 some = heavy[:: -(-len(heavy) // MOST_HEAVY)]
                 if len(some) < len(heavy):
@@ -68,7 +74,9 @@ def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits) -> 
     return said
 
 
-def _sorted(tasks: TaskSet, reward: WeightedReward) -> tuple[list[_Flaw], list[tuple[Question | Task, Sample]]]:
+def _sorted(
+    tasks: TaskSet, reward: WeightedReward, cut: Callable[[str], str]
+) -> tuple[list[_Flaw], list[tuple[Question | Task, Sample]]]:
     """Return the answers that earn nothing, and the samples that only a grading process should judge."""
     flaws: list[_Flaw] = []
     heavy: list[tuple[Question | Task, Sample]] = []
@@ -82,17 +90,20 @@ def _sorted(tasks: TaskSet, reward: WeightedReward) -> tuple[list[_Flaw], list[t
                 said = reward.verifier.stated(sample)
                 if said is None:
                     continue
-                sample = replace(sample, completion=said)
+                sample = replace(sample, completion=cut(said))
                 if reward.verifier.is_heavy(sample):
                     heavy.append((asked, sample))
                     continue
-                earned = reward.verifier(sample)
-                judged[value] = None if earned == 1.0 else f"earns {earned:g} when it is given as the answer"
+                earned, why = reward.verifier(sample), "earns {:g} when it is given as the answer"
+                if earned != 1.0 and sample.completion != said:
+                    short = [replace(sample, completion=cut(text)) for text in (value, *said.split()[-1:])]
+                    earned, why = max(map(reward.verifier, short)), f"{why}: a stop string (sampling.stop) cuts it"
+                judged[value] = None if earned == 1.0 else why.format(earned)
             except VerifierError as error:
                 judged[value] = str(error)
-        why = judged[value]
-        if why is not None:
-            flaws.append(_Flaw(_row(asked), value, why))
+        flaw = judged[value]
+        if flaw is not None:
+            flaws.append(_Flaw(_row(asked), value, flaw))
     return flaws, heavy
 
 

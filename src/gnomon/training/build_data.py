@@ -16,9 +16,10 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import counted, working
+from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
-from gnomon.engines.stop_strings import check_stop_strings
+from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
 from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
 from gnomon.rewards.code.reward import Code
@@ -276,16 +277,18 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
     untried = []
-    judged: list[tuple[Grading, list[TaskSet]]] = []
+    judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
     if trained and grading is not None and not is_supervised:
-        judged.append((grading, [split.train]))
-    for exam in exams:
-        same = next((sets for by, sets in judged if by == exam.grading), None)
+        judged.insert(0, (split.train, grading, sampling))
+    alike: list[tuple[Grading, SamplingConfig, list[TaskSet]]] = []
+    for tasks, by, drawn in judged:
+        ends = SamplingConfig(stop=drawn.stop, include_stop=drawn.include_stop)
+        same = next((sets for *others, sets in alike if others == [by, ends]), None)
         if same is None:
-            judged.append((exam.grading, same := []))
-        same.append(exam.tasks)
-    for by, sets in judged:
-        untried.append(check_answers(sets, by, grading_limits(experiment)))
+            alike.append((by, ends, same := []))
+        same.append(tasks)
+    for by, ends, sets in alike:
+        untried.append(check_answers(sets, by, grading_limits(experiment), partial(until_stop, sampling=ends)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
