@@ -1,15 +1,28 @@
 """An engine of the user's own: refused before anything is loaded, in the protocol's words, or trained with."""
 
+import asyncio
+import math
+import re
 import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gnomon.config.experiment import anchored, load, to_toml
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.sections import EngineConfig
-from gnomon.engines.own import own_class
+from gnomon.core.types import Completion, Snapshot
+from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.own import fault_of_draws, make_own, own_class, try_own
+from gnomon.engines.pool import EnginePool
+from gnomon.models.tiny import tiny_model
 from gnomon.records.jsonl import read_rows
+from gnomon.testing import TRIAL_CONFIG, trial_model, trial_snapshot
 from gnomon.training.api import train_experiment
 from gnomon.training.provenance import foreign_code, sources_of
 
@@ -87,3 +100,160 @@ def test_settings_are_keyword_arguments_of_an_own_engine(tmp_path: Path):
         EngineConfig(settings={"depth": 2})
     with pytest.raises(ConfigError, match=r"'vlm'.* should be 'local', 'vllm', or an engine of your own"):
         EngineConfig(kind="vlm")
+
+
+class Lying:
+    """A local engine of tiny random weights whose answers are changed before they are returned."""
+
+    def __init__(self, change: Callable[[Completion], Completion] = lambda done: done, **asked: Any) -> None:
+        self._engine, self._change, self._asked = (
+            LocalEngine(tiny_model(0, TRIAL_CONFIG), 4, shared=False),
+            change,
+            asked,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Answer with other keys or at another temperature, and say of it what ``change`` makes of it."""
+        keys = self._asked.get("keys", lambda keys: keys)(keys)
+        at = replace(sampling, temperature=sampling.temperature * self._asked.get("factor", 1.0))
+        found = await self._engine.generate(prompt, keys, at)
+        told = [await self._engine.score(prompt, done.tokens, sampling.temperature) for done in found]
+        honest = [replace(d, logprobs=tuple(t), full_logprobs=tuple(t)) for d, t in zip(found, told, strict=True)]
+        return [self._change(done) for done in honest]
+
+
+def saying(value: Callable[[float], float]) -> Callable[[Completion], Completion]:
+    """Return what makes an answer say other log-probabilities."""
+
+    def change(done: Completion) -> Completion:
+        said = tuple(value(one) for one in done.logprobs)
+        return replace(done, logprobs=said, full_logprobs=said)
+
+    return change
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (lambda: Lying(), None),
+        (lambda: Lying(saying(lambda one: 0.0)), r"log-probabilities 0, 0, 0 of tokens that score gives -\d"),
+        (lambda: Lying(saying(lambda one: one / math.log(10))), "natural logarithms"),
+        (lambda: Lying(saying(lambda one: one / math.log(2))), "natural logarithms"),
+        (lambda: Lying(saying(math.exp)), "above 0"),
+        (lambda: Lying(keys=lambda keys: [7 for _ in keys]), "8 keys have 1 different answers"),
+        (lambda: Lying(keys=lambda keys: [key // 2 for key in keys]), "8 keys have 4 different answers"),
+        (lambda: Lying(keys=lambda keys: [key % 3 for key in keys]), "8 keys have 3 different answers"),
+        (lambda: Lying(factor=0), "different answers at temperature"),
+        (lambda: Lying(factor=0.3), "draws are likelier at temperature 0"),
+        (lambda: Lying(factor=4.0), "draws are likelier at temperature"),
+        (lambda: Lying(lambda done: replace(done, tokens=())), "no token"),
+    ],
+)
+def test_an_engine_that_lies_of_its_draws_is_found_out(engine: Callable[[], Any], said: str | None, temperature: float):
+    """Log-probabilities of 0 or to another base, one answer for several keys, draws of another temperature."""
+
+    async def found() -> str | None:
+        made = engine()
+        await made.load(sharp_snapshot())
+        fault = await fault_of_draws(made, [256, 50, 43], temperature)
+        await made.close()
+        return fault
+
+    fault = asyncio.run(found())
+    assert (fault is None) == (said is None), fault
+    assert said is None or re.search(said, fault or "")
+
+
+def sharp_snapshot() -> Snapshot:
+    """Weights of a model that prefers some tokens, as a trained one does; random ones prefer none."""
+    return Snapshot(0, lambda: ((name, 1.3 * tensor) for name, tensor in trial_snapshot(0).tensors()))
+
+
+OWN = """
+import time
+from examples.own_engine import Generate
+
+class Stale(Generate):
+    async def load(self, snapshot):
+        self.version = snapshot.version
+    async def fingerprints(self):
+        return None
+
+class StaleAnswers(Generate):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.first = Generate(**given)
+    async def generate(self, prompt, keys, sampling):
+        self.first.version = self.version
+        return await self.first.generate(prompt, keys, sampling)
+
+class Blocking(Generate):
+    async def generate(self, prompt, keys, sampling):
+        time.sleep(1000)
+
+class Unkeyed(Generate):
+    calls = 0
+    async def generate(self, prompt, keys, sampling):
+        self.calls += 1000
+        return await super().generate(prompt, [key + self.calls for key in keys], sampling)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("Stale", ConfigError, r"tried before training: engine own-0 has the weights of version 1 as far as it can"),
+        ("StaleAnswers", ConfigError, r"the weights that were loaded last; an engine has async def generate"),
+        ("Blocking", EngineError, r"own-0: it finished nothing in 2 seconds \(engine.timeout_seconds\)"),
+    ],
+)
+def test_an_engine_is_tried_before_a_step(tmp_path: Path, kind: str, error: type[Exception], said: str):
+    """Weights that were never taken in, and a coroutine that blocks, end before anything was learned."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    settings = [*TINY, f"engine={file}:{kind}", "device=cpu", "engine.timeout_seconds=2"]
+
+    with pytest.raises(error, match=said):
+        train_experiment(load("tiny", settings), tmp_path / "run")
+    assert not any(file.read_text() for file in (tmp_path / "run").glob("metrics.jsonl"))
+
+
+def made(folder: Path, kind: str, timeout_seconds: float = 60.0) -> EnginePool:
+    """A pool of one engine of the file, as a run has it."""
+    file = folder / "mine.py"
+    file.write_text(OWN)
+    plan = EngineConfig(kind=f"{file}:{kind}")
+    engine = make_own(trial_model(), plan, torch.float32, torch.device("cpu"))
+    return EnginePool({"own-0": engine}, timeout_seconds, 259)
+
+
+def test_a_coroutine_that_blocks_is_lost_in_time(tmp_path: Path):
+    """It has a thread of its own, so whoever waits for it is told after engine.timeout_seconds."""
+
+    async def body() -> None:
+        pool = made(tmp_path, "Blocking", timeout_seconds=0.3)
+        with pytest.raises(EngineError, match=r"own-0: it finished nothing in 0.3 seconds \(engine.timeout_seconds\)"):
+            await pool.generate([65], [0], Sampling(max_completion_length=4))
+        await pool.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [("Generate", False), ("Unkeyed", True)])
+def test_an_engine_that_draws_by_a_number_of_its_own_is_told_of(tmp_path: Path, kind: str, is_said: bool):
+    """Its answers are right, and a resumed run would have others."""
+
+    async def body() -> str | None:
+        pool = made(tmp_path, kind)
+        await pool.load(trial_snapshot(0))
+        said = await try_own(kind, pool, [256, 50, 43], 1.0, 0.25)
+        await pool.close()
+        return said
+
+    said = asyncio.run(body())
+    assert ("draws another token under the same key" in (said or "")) == is_said

@@ -32,6 +32,7 @@ from gnomon.training.weight_sync import (
     Sending,
     Tolerance,
     VerifiedWeightSync,
+    publish_halved,
 )
 
 VOCABULARY = 259
@@ -349,3 +350,21 @@ def test_a_proof_changes_nothing_about_the_learner():
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() == memory[name][0]
         assert torch.equal(parameter, memory[name][1])
+
+
+@pytest.mark.parametrize("spoil", [Stale(), None])
+def test_halved_weights_find_an_engine_that_keeps_those_it_began_with(spoil: Stale | None):
+    """Before anything is learned, when its weights are those of the learner, and without fingerprints."""
+    model = tiny_model(5)
+    engine = Faulty(changed(spoil or (lambda tensors: tensors)), is_blind=True)
+    pool = EnginePool({"own-0": engine}, vocabulary_size=VOCABULARY)
+
+    async def body() -> None:
+        await VerifiedWeightSync(pool, VOCABULARY).publish(pool, learner_of(model))
+        await publish_halved(pool, learner_of(model), VOCABULARY, None)
+
+    if spoil is None:
+        asyncio.run(body())
+    else:
+        with pytest.raises(WeightSyncError, match="engine own-0 has the weights of version 1 as far as it can tell"):
+            asyncio.run(body())

@@ -195,10 +195,11 @@ class Replica:
                 self._gone.set_result(None)
 
     async def close(self) -> None:
-        """Close the engine, giving up on one that does not let itself be closed."""
+        """Close the engine, giving up on one that does not let itself be closed; sooner on one that is lost."""
         closing = asyncio.ensure_future(self.engine.close())
         closing.add_done_callback(_retrieve)
-        await asyncio.wait({closing}, timeout=_CLOSING_SECONDS)
+        patience = _CLOSING_SECONDS if self.cause is None else min(_CLOSING_SECONDS, self._timeout_seconds)
+        await asyncio.wait({closing}, timeout=patience)
         closing.cancel()
 
     async def _patiently(self, task: "asyncio.Future[T]", gone: "asyncio.Future[None]", is_alone: bool) -> None:

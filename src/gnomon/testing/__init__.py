@@ -19,6 +19,7 @@ from gnomon.algorithms.piece_trial import loss_and_gradient, make_batch, try_pie
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.own import fault_of_draws
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model
@@ -211,7 +212,14 @@ async def greedy_answers_are_the_likeliest(engine: Engine) -> None:
         _hold("a greedy token is the likeliest", [other for [other] in others if other > score + 1e-6], [])
 
 
+async def draws_are_of_the_distribution_that_it_scores_by(engine: Engine) -> None:
+    """Each key draws its own answer, at the temperature that is asked for, and says `score`'s log-probabilities."""
+    for temperature in (1.0, 0.6):
+        _hold("what contradicts its scores", await fault_of_draws(engine, _PROMPT, temperature), None)
+
+
 OWN_WEIGHTS_PROMISES: tuple[Promise, ...] = (
+    draws_are_of_the_distribution_that_it_scores_by,
     greedy_answers_are_the_likeliest,
     a_score_disturbs_no_answer,
     a_score_follows_a_load,

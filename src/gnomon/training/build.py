@@ -10,12 +10,13 @@ from typing import TypeVar
 
 from gnomon.algorithms import Algorithm, RoleAverage
 from gnomon.config.experiment import Experiment
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, WeightSyncError
 from gnomon.core.metrics import Metrics
 from gnomon.core.tables import to_table
 from gnomon.core.threads import elsewhere, run_alone
 from gnomon.core.types import Grade, Group, Stateful
 from gnomon.engines.base import Engine
+from gnomon.engines.own import TRIAL_NATS, try_own
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.base import Learner, SavableLearner
 from gnomon.models.checkpoint_check import check_written
@@ -67,6 +68,8 @@ from gnomon.training.weight_sync import (
     Sending,
     VerifiedWeightSync,
     WeightSync,
+    canary,
+    publish_halved,
 )
 
 INITIAL_ROUND = -2
@@ -176,6 +179,8 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         _begin_with(session, parts, found, stream)
+        if experiment.engine.is_own and not experiment.algorithm.is_supervised:
+            await _try_engines(session, engine, learner, stage.sent, weight_sync)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -226,6 +231,36 @@ def _begin_with(
                 session.console.warn(said)
 
 
+async def _try_engines(
+    session: TrainingContext, engines: EnginePool, learner: Learner, sent: Sending | None, weight_sync: WeightSync
+) -> None:
+    """Hold engines of the user's own to what they say of weights and draws, before anything is learned from these.
+
+    Raises:
+        ConfigError: They do not do what the protocol says.
+    """
+    experiment, size, nats = session.experiment, session.asked.tokenizer.vocab_size, TRIAL_NATS
+    with session.console.phase("trying engines"):
+        try:
+            if session.cluster is None:
+                nats = await publish_halved(engines, learner, size, sent)
+            else:
+                await weight_sync.publish(engines, learner)
+        except WeightSyncError as error:
+            raise ConfigError(f"engine.kind = '{experiment.engine.kind}', tried before training: {error}") from error
+        await _try_draws(experiment, engines, size, session.console, nats)
+
+
+async def _try_draws(
+    experiment: Experiment, engines: EnginePool, vocabulary_size: int, console: Console, nats: float = TRIAL_NATS
+) -> None:
+    note = await try_own(
+        experiment.engine.kind, engines, canary(vocabulary_size)[:4], experiment.sampling.temperature or 1.0, nats
+    )
+    if note is not None:
+        console.warn(note)
+
+
 async def _saver(
     session: TrainingContext, parts: dict[str, Stateful], learner: SavableLearner, background: Background
 ) -> Saver:
@@ -256,6 +291,8 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
                 with console.phase(f"loading {experiment.model}"):
                     engine = await elsewhere(partial(serve_alone, resolved, console.warn))
                 stack.push_async_callback(engine.close)
+                if experiment.engine.is_own:
+                    await _try_draws(experiment, engine, asked.tokenizer.vocab_size, console)
                 rollouter = await _rollouter(experiment, asked, engine, judge, stack)
             if experiment.algorithm.is_supervised:
                 with console.phase(f"loading {experiment.model}"):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from gnomon.core.errors import NotFiniteError, WeightSyncError
 from gnomon.core.failpoints import reach
@@ -166,9 +167,9 @@ class VerifiedWeightSync:
             if held is not None:
                 await self._compare(name, held, snapshot)
                 taken += held.values()
-        canary = _canary(self.vocabulary_size)
-        prompt, response = canary[:PROMPT_TOKENS], canary[PROMPT_TOKENS:]
-        own = await learner.logprobs(_batch(canary), None if self.sending is None else snapshot)
+        ids = canary(self.vocabulary_size)
+        prompt, response = ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
+        own = await learner.logprobs(_batch(ids), None if self.sending is None else snapshot)
         if not bool(own.isfinite().all()):
             raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
@@ -197,6 +198,43 @@ class VerifiedWeightSync:
             raise WeightSyncError(_missing(name, snapshot.version, wrong, len(expected)))
 
 
+async def publish_halved(engines: EnginePool, learner: Learner, vocabulary_size: int, sending: Sending | None) -> float:
+    """Let engines answer with half of each of the learner's weights, to see that they do.
+
+    Engines that keep the weights they began with agree with the learner as long as a run has not learned much, so the
+    first weights that they are sent are others, by far.
+
+    Args:
+        engines: All of them; they hold weights of the next version afterwards.
+        learner: Of whole weights in this process.
+        vocabulary_size: Canary ids are below it.
+        sending: As in `VerifiedWeightSync`.
+
+    Returns:
+        Nats by which an engine's log-probabilities were allowed to differ, in the mean: half of what halving does to
+        the learner's own, 0.25 at most.
+
+    Raises:
+        WeightSyncError: An engine does not answer with them.
+    """
+
+    def halved(snapshot: Snapshot) -> Snapshot:
+        whole = snapshot if sending is None else sending(snapshot)
+        return Snapshot(whole.version + 1, lambda: ((name, _half(tensor)) for name, tensor in whole.tensors()))
+
+    batch = _batch(canary(vocabulary_size))
+    own = await learner.logprobs(batch)
+    other = await learner.logprobs(batch, await _kept(halved(learner.snapshot())))
+    allowed = min(ROUGH_NATS, max(ROUGH_NATS / 10, float((own - other).abs().mean()) / 2))
+    await VerifiedWeightSync(engines, vocabulary_size, halved, FixedTolerance(allowed)).publish(engines, learner)
+    return allowed
+
+
+def _half(tensor: Tensor) -> Tensor:
+    """Return half of a tensor of real numbers, on the CPU, where there is room."""
+    return tensor.detach().cpu() / 2 if tensor.is_floating_point() else tensor
+
+
 def _counted(taken: Sequence[Fingerprint], snapshot: Snapshot) -> Metrics:
     """Return what engines with weights of their own took in: all of it each time. A cluster's count what they fetch."""
     if not taken or snapshot.stored is not None:
@@ -212,7 +250,7 @@ async def _kept(snapshot: Snapshot) -> Snapshot:
     return Snapshot(snapshot.version, lambda: iter(tensors))
 
 
-def _canary(vocabulary_size: int) -> list[int]:
+def canary(vocabulary_size: int) -> list[int]:
     """Return fixed token ids, spread over the vocabulary."""
     return [place * _STRIDE % vocabulary_size for place in range(1, PROMPT_TOKENS + RESPONSE_TOKENS + 1)]
 
