@@ -1,4 +1,5 @@
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, trainable
+from gnomon.models.lora import LoraConfig, adapt, check_rank, merged_tensors, trainable
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 IDS = torch.tensor([[256, 72, 105, 33]])
@@ -191,3 +192,30 @@ def test_a_named_target_that_cannot_be_adapted_is_refused_with_those_that_fit(ki
     """The message names lora.targets, the module, and what to type instead."""
     with pytest.raises(ConfigError, match=rf"lora.targets: '{target}' \(.*\) {why}.*those that fit: .*_proj"):
         adapt(hybrid(kind), LoraConfig(rank=4, targets=(target,)))
+
+
+@pytest.mark.parametrize(
+    ("rank", "targets", "most"),
+    [
+        (65, "all-linear", 64),
+        (10**6, "all-linear", 64),
+        (65, ("q_proj",), 64),
+        (33, ("k_proj",), 32),
+        (512, ("down_proj",), 64),
+    ],
+)
+def test_a_rank_that_no_target_can_have_is_refused(rank: int, targets: Any, most: int):
+    """B A of more columns than the weight has rows or columns is that weight again, and more numbers."""
+    model = tiny_model()
+    with pytest.raises(ConfigError, match=f"lora.rank = {rank} is above {most}, .*set lora.rank = {most} or less"):
+        check_rank(model, LoraConfig(rank=rank, targets=targets))
+
+    assert check_rank(model, LoraConfig(rank=most, targets=targets)) is None or targets == "all-linear"
+
+
+def test_a_rank_that_some_targets_cannot_have_is_said():
+    """Narrow keys and values are adapted too, with more numbers than they need."""
+    said = check_rank(tiny_model(), LoraConfig(rank=40))
+
+    assert said == "lora.rank = 40 is above the rank that k_proj, v_proj can have, whose adapters are wasteful"
+    assert check_rank(tiny_model(), LoraConfig(rank=4)) is None

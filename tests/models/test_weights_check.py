@@ -100,6 +100,8 @@ def test_every_tensor_that_lacks_is_named(whole, tmp_path):
         ),
         (put(query=lambda w: w.clone().fill_(float("nan"))), {}, r"q_proj.weight holds NaN or an infinity"),
         (put(query=lambda w: w.clone().index_fill(0, torch.tensor(3), float("-inf"))), {}, r"holds NaN or an infinity"),
+        (put(query=lambda w: w * 1e30), {}, r"q_proj.weight holds numbers up to \d\.?\d*e\+\d\d, as no trained model"),
+        (put(query=lambda w: w.clone().index_fill(0, torch.tensor(3), -1e7)), {}, r"q_proj.weight holds numbers up to"),
         (lambda t: t | {"lm_head.weight": t[EMBEDDING] + 1}, {}, r"ties lm_head.weight to model.embed_tokens.weight"),
         (
             lambda t: t | {"lm_head.weight": t[EMBEDDING].clone().index_fill(0, torch.tensor(7), 3.0)},

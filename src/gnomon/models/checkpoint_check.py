@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_targets, misfits
+from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits
 from gnomon.models.size import outline
 from gnomon.models.tiny import TINY, TINY_MIXTURE
 from gnomon.models.token_strings import parsed
@@ -46,7 +46,7 @@ def try_checkpoint(
 
     Raises:
         ModelError: If a file cannot be written, or differs when it is read again.
-        ConfigError: If the targets of ``lora`` match no module, or cannot be adapted.
+        ConfigError: If the targets of ``lora`` match no module, or cannot be adapted, or its rank is above theirs.
     """
     said = [*check_headers(name, trust_remote_code)[0]]
     belongings = belongings_of(local_folder(name), trust_remote_code)
@@ -131,7 +131,10 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
     check_targets(empty, lora)
     check_adapter(empty, lora)
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
-    return [f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())]
+    narrow = check_rank(empty, lora)
+    return [*filter(None, [narrow])] + [
+        f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())
+    ]
 
 
 def _generation(name: str, empty: Any) -> Any:

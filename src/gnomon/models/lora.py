@@ -420,6 +420,40 @@ def check_targets(model: nn.Module, plan: LoraConfig) -> None:
                 raise ConfigError(f"lora.targets: '{target}' ({name}) {kind}; choose linear layers")
 
 
+def check_rank(model: nn.Module, plan: LoraConfig) -> str | None:
+    """Refuse a rank that no weight of the targets can have.
+
+    Args:
+        model: The plain model; its weights are not read.
+        plan: Its targets fit the model.
+
+    Returns:
+        A sentence where some of them have fewer rows or columns than the rank, else None.
+
+    Raises:
+        ConfigError: All of them have; the message has the largest rank that one can have.
+    """
+    network, bad = cast(Any, model), misfits(model)
+    head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
+    sides = {
+        name: min(module.weight.shape)
+        for name, module in model.named_modules()
+        if _is_linear(module)
+        and name not in bad
+        and (module is not head if plan.is_everything else any(f".{name}".endswith(f".{t}") for t in plan.targets))
+    }
+    narrow = sorted({name.rpartition(".")[2] for name, side in sides.items() if side < plan.rank})
+    if not narrow:
+        return None
+    most = max(sides.values())
+    if plan.rank > most:
+        raise ConfigError(
+            f"lora.rank = {plan.rank} is above {most}, the rank that the largest weight of lora.targets has; set "
+            f"lora.rank = {most} or less, or train all weights (without lora)"
+        )
+    return f"lora.rank = {plan.rank} is above the rank that {', '.join(narrow)} can have, whose adapters are wasteful"
+
+
 def _has_matrix(module: nn.Module) -> bool:
     """Whether a module computes with weights of its own, and is no convolution."""
     is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)

@@ -76,6 +76,8 @@ _FLOAT = "F32"
 _MOST_LAYERS = 1000
 _MOST_EXPERTS = 100_000
 _PROBED_ROWS = 64
+_LARGEST = 1e6
+"""Of weights; those of published models are below a few thousand."""
 # What a file may hold besides the weights: buffers that were computed from the config.
 _COMPUTED = re.compile(r"rotary_emb\.|inv_freq$|(attn|attention)\.(masked_)?bias$|position_ids$|num_batches_tracked$")
 # What belongs to another use of the model, and is not trained here: it is said.
@@ -330,7 +332,7 @@ def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str)
 
 
 def check_numbers(model: nn.Module, place: str) -> None:
-    """Refuse a model with NaN or infinity, or with only zeros where it needs numbers.
+    """Refuse a model with NaN, infinity or numbers that no training gives, or with only zeros where it needs numbers.
 
     Zeros are checked in the embedding, the head, all matrices of a layer together, and all norms of a layer together.
     Raises ModelError.
@@ -342,6 +344,11 @@ def check_numbers(model: nn.Module, place: str) -> None:
         low, high = (float(x) for x in torch.aminmax(parameter.detach())) if parameter.numel() else (0.0, 0.0)
         if not (abs(low) < float("inf") and abs(high) < float("inf")):
             raise ModelError(f"model '{place}': the weight {name} holds NaN or an infinity; give a model without")
+        if isinstance(parameter, nn.Parameter) and max(abs(low), abs(high)) > _LARGEST:
+            raise ModelError(
+                f"model '{place}': the weight {name} holds numbers up to {max(abs(low), abs(high)):.2g}, as no trained "
+                "model does; it is damaged, or was read in another format: copy or convert it again"
+            )
         if parameter.dim() > 1:
             largest[name] = max(abs(low), abs(high))
     norms = {f"{name}.weight": float(not _is_dead(part)) for name, part in model.named_modules() if _is_norm(part)}
