@@ -1,17 +1,20 @@
 """Names are checked before torch is imported, and no right one is refused."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from gnomon.algorithms import PRESETS
-from gnomon.config.experiment import load
+from gnomon.config.experiment import load, to_toml
 from gnomon.config.reading import built_in, check_names
 from gnomon.config.reference import as_names
 from gnomon.core.errors import ConfigError
+from gnomon.training.eval_spec import EvalSpec
 
 NAMES = Path(__file__).parents[2] / "src" / "gnomon" / "config" / "known_names.json"
 PROGRAM = """
@@ -47,6 +50,10 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["watch", "gone", "--once"], "there is no run gone"),
         (["evaluate", "runs/gone"], "there is no folder runs/gone"),
         (["rewards", "numerik"], "did you mean 'numeric'"),
+        (["config", "learning_rat"], "did you mean 'learning_rate'"),
+        (["config", "fp16"], "is another library's name"),
+        (["tasks", "arithmetik"], "did you mean 'arithmetic'"),
+        (["evaluate", "runs/gone", "steps=3"], "steps = 3 is of training, and changes nothing in an evaluation"),
     ],
 )
 def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, tmp_path: Path):
@@ -57,6 +64,65 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
 
     assert said in done.stderr
     assert done.stdout.split() == ["2"]
+
+
+WRONG = [
+    (["steps=many"], "steps = 'many': should be a whole number"),
+    (["steps=3.5"], "steps = 3.5: should be a whole number"),
+    (["seed=true"], "seed = True: should be a whole number"),
+    (["name=3"], "name = 3: should be text"),
+    (["trust_remote_code=1"], "trust_remote_code = 1: should be true or false"),
+    (["learner.optimizer.learning_rate=fast"], "learning_rate = 'fast': should be a number"),
+    (["learner.precision=fp8"], "learner.precision = 'fp8': should be 'auto', 'fp32' or 'bf16'"),
+    (["max_staleness=some"], "max_staleness = 'some': should be a whole number or 'measured'"),
+    (["task.sizee=3"], "task: unknown key 'sizee'; did you mean 'size'?"),
+    (["task.size=big"], "task.size = 'big': should be a whole number"),
+    (['task={kind="arithmetic", sise=3}'], "task: unknown key 'sise'; did you mean 'size'?"),
+    (["rewards=[{kind='numeric', wieght=2.0}]"], "rewards.0: unknown key 'wieght'; did you mean 'weight'?"),
+    (["rewards=[{kind='numeric', weight='2'}]"], "rewards.0.weight = '2': should be a number"),
+    (["rewards=[{kind='numeric', which='largest'}]"], "should be 'last', 'first' or 'only'"),
+    (["environment.max_turn=3"], "environment: unknown key 'max_turn'; did you mean 'max_turns'?"),
+    (["evaluation.sampel=3"], "evaluation: unknown key 'sampel'; did you mean 'samples'?"),
+    (
+        ["evaluation.sampling.temprature=0"],
+        "evaluation.sampling: unknown key 'temprature'; did you mean 'temperature'?",
+    ),
+    (["evaluation.task.sizee=3"], "evaluation.task: unknown key 'sizee'; did you mean 'size'?"),
+    (["evaluation.tasks=[{task='gsm8k', sizes=3}]"], "unknown key 'sizes'; did you mean 'size'?"),
+    (["algorithm.surogate.trust.high=0.3"], "algorithm: unknown key 'surogate'; did you mean 'surrogate'?"),
+    (["algorithm.surrogate.trsut.high=0.3"], "algorithm.surrogate: unknown key 'trsut'; did you mean 'trust'?"),
+    (["algorithm.surrogate.trust.hihg=0.3"], "algorithm.surrogate.trust: unknown key 'hihg'; did you mean 'high'?"),
+    (
+        ["algorithm.regularizers=[{piece='Kl', coeficient=0.1}]"],
+        "unknown key 'coeficient'; did you mean 'coefficient'?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), WRONG, ids=lambda each: each[0])
+def test_a_wrong_setting_is_refused_by_the_names_alone(overrides: list[str], said: str):
+    """Keys below kinds and pieces, and values of another type; whoever builds the experiment refuses them too."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_names("tiny", overrides)
+    with pytest.raises(ConfigError):
+        load("tiny", overrides)
+
+
+@pytest.mark.parametrize("key", ["algorithm=sft", "rollouts_per_step=8", "learner.optimizer.learning_rate=1e-3"])
+def test_the_names_of_a_written_experiment_pass(key: str):
+    """What a run writes down is read again, whatever its algorithm."""
+    check_names(tomllib.loads(to_toml(load("tiny", [key]).experiment)), [])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["steps=3"], ["epochs=2"], ["checkpoints.every=1"], ["learner.optimizer.learning_rate=1"], ["save_steps=5"],
+     ["evaluation.every=3"], ["model=tiny"], ["stepz=3"], ["sampling.temperature=hot"], ["task.sise=3"]],
+)  # fmt: skip
+def test_an_evaluation_refuses_what_it_would_not_use(overrides: list[str]):
+    """Settings of training, wrong names and wrong values, in the command and in Python alike."""
+    with pytest.raises(ConfigError, match=r"changes nothing|unknown key|first argument|should be a number"):
+        EvalSpec(overrides=tuple(overrides))
 
 
 def test_the_names_are_those_of_the_code():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gnomon.config.foreign_names import as_markdown as migration_page
+from gnomon.config.reading import check_setting
 from gnomon.core.progress import working
 
 
@@ -31,6 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     if given.migration:
         print(migration_page(), end="")
         return 0
+    if given.key is not None:
+        check_setting(given.key)
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import as_markdown, as_names, named, settings
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.arguments import SettingsParser
+from gnomon.config.reading import check_evaluation
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
@@ -29,6 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     given = build_parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
+    check_evaluation(overrides)
 
     if not given.task:  # a model of the hub is asked about a task that is named
         RunDirectory.check_there(

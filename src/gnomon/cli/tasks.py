@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gnomon.config.reading import check_named_task
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 
@@ -26,6 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Print the kinds of tasks, or describe a kind, a test set or a generator; return the exit code."""
     given = build_parser().parse_args(arguments)
+    if given.name is not None:
+        check_named_task(given.name)
     with working("loading libraries", is_brief=True):
         from gnomon.config.reference import describe_kind, kinds, of_kind
 

@@ -6,6 +6,7 @@ known_names.json, which `gnomon config --names` writes and a test compares with 
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -26,7 +27,15 @@ _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
 _OPENING = ("{", "[", '"', "'")
 
 _OPEN = ("algorithm", "chat_template_kwargs", "environment", "evaluation", "rewards", "task")
-"""Sections whose keys depend on a kind or a piece: those are checked when they are built."""
+"""Sections whose keys depend on a kind or a piece."""
+_FORMS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "text": (str, "text"),
+    "true": (bool, "true or false"),
+    "false": (bool, "true or false"),
+}
+"""Types as `gnomon config` prints them: what a value is then, and in words."""
 
 
 def built_in() -> dict[str, str]:
@@ -96,9 +105,14 @@ def known_names() -> Mapping[str, Any]:
 def check_names(
     source: str | Path | Mapping[str, Any], overrides: Sequence[str], algorithms: Sequence[str] = ()
 ) -> None:
-    """Refuse an experiment, key, algorithm, task, reward, engine or model folder that does not exist.
+    """Refuse an experiment, key, algorithm, task, reward, engine or model folder that does not exist, or a wrong type.
 
-    What may be right is left to whoever builds the experiment. ``algorithms``: more names of algorithms.
+    What may be right is left to whoever builds the experiment.
+
+    Args:
+        source: As in `read`.
+        overrides: Settings as ``key=value``.
+        algorithms: More names of algorithms.
 
     Raises:
         ConfigError, ModelError: The message has the nearest known name.
@@ -110,12 +124,20 @@ def check_names(
     for key, _ in given:
         _check_key(key)
     last = dict(given)
+    own = (value for key, value in given if key.partition(".")[0] == "algorithm")
+    is_own = any(re.search("\\w:\\w", str(value)) for value in own)  # path.py:NAME has fields of its own
+    for key, value, kinds in [
+        *((key, value, _kinds([(key, value)])) for key, value in as_json(table).items()),
+        *((key, value, _kinds([*table.items(), *foreign, *settings])) for key, value in (*foreign, *settings)),
+    ]:
+        if not (is_own and key.partition(".")[0] == "algorithm"):
+            _check_value(*_nested(key, value), kinds)
     _check_algorithm(last.get("algorithm", last.get("algorithm.preset")))
     for name in algorithms:
         _check_algorithm(name.strip(), f"{name}: ")
     _check_task(last.get("task"))
-    kinds = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
-    for number, kind in enumerate(kinds):
+    named = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
+    for number, kind in enumerate(named):
         if isinstance(kind, str) and ":" not in kind and kind not in known_names()["rewards"]:
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}")
     engine = last.get("engine", last.get("engine.kind", "local"))
@@ -126,6 +148,118 @@ def check_names(
         raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
     if isinstance(model, str) and model.startswith((".", "/")) and not os.path.exists(model):
         raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
+
+
+_TRAINING = (
+    "budget", "checkpoints", "continue_from", "doctor", "epochs", "evaluation.before", "evaluation.every",
+    "learner.gradient_checkpointing", "learner.offload", "learner.optimizer", "learner.processes", "max_staleness",
+    "name", "records", "rollouts_per_step", "staleness", "steps",
+)  # fmt: skip
+
+
+def check_evaluation(overrides: Sequence[str]) -> None:
+    """Refuse settings of an evaluation that do not exist, have another type, or are of training alone.
+
+    Raises:
+        ConfigError: The message has the setting, and what to do.
+    """
+    settings, _ = translated([parse_override(each) for each in overrides])
+    kinds = _kinds(settings)
+    for key, value in settings:
+        _check_key(key)
+        _check_value(*_nested(key, value), kinds)
+        if any(key == each or key.startswith(f"{each}.") for each in _TRAINING):
+            raise ConfigError(f"{key} = {value!r} is of training, and changes nothing in an evaluation; leave it out")
+        if key == "model":
+            raise ConfigError(f"the model of an evaluation is its first argument: gnomon evaluate {value}")
+
+
+def _kinds(given: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Return the kind of each section whose keys depend on one, where it is plain."""
+    found: dict[str, str] = {}
+    for key, value in given:
+        if key.endswith(".kind") and isinstance(value, str):
+            found[key.removesuffix(".kind")] = value
+        elif isinstance(value, Mapping) and isinstance(value.get("kind"), str):
+            found[key] = value["kind"]
+        else:
+            found.pop(key, None)
+    return found
+
+
+def _nested(key: str, value: Any) -> tuple[str, Any]:
+    """Return the first name of a path, and the tables below it.
+
+    >>> _nested("task.size", 3)
+    ('task', {'size': 3})
+    """
+    first, *others = key.split(".")
+    for name in reversed(others):
+        value = {name: value}
+    return first, value
+
+
+def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
+    """Refuse a setting, or one below it, that its section does not have, or whose value is of another type.
+
+    Args:
+        key: Path of a setting.
+        value: As TOML has it.
+        kinds: Kinds of sections, as `_kinds` returns them.
+
+    Raises:
+        ConfigError: As whoever builds the experiment says it.
+    """
+    at = key.rpartition(".")[0]
+    path = re.sub(r"\.\d+(?=\.|$)", ".N", key).replace("evaluation.tasks.N", "evaluation.tasks")
+    path = path.replace(".verifier.", ".")
+    section, _, name = re.sub(r"^evaluation\.task(?=\.)", "task", path).rpartition(".")
+    known = _settings_below().get(section, {})
+    if kinds.get(at) in {kind for types in known.values() for kind in types}:
+        known = {name: types for name, types in known.items() if {"", kinds[at]} & types.keys()}
+    also = ("N", "extract", "verifier") if section.endswith("rewards.N") else ("N",)
+    if section and known and name not in {*known, *also}:
+        raise ConfigError(f"{at}: {unknown('key', name, known)}")
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for inner, each in inside:
+        below = f"{key}.{inner}"
+        if isinstance(value, Mapping) or isinstance(each, Mapping):
+            _check_value(below, each, {**kinds, **_kinds([(key, value), (below, each)])})
+    types = {said for kind, said in known.get(name, {}).items() if kind in ("", kinds.get(at, kind))}
+    if len(types) == 1 and (said := _type_flaw(types.pop(), value)) is not None:
+        raise ConfigError(f"{key} = {value!r}: should be {said}")
+
+
+@cache
+def _settings_below() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Return for each section its settings, each with its type by kind; pieces of algorithms without types."""
+    found: dict[str, dict[str, Mapping[str, str]]] = {}
+    for key, types in known_names()["keys"].items():
+        section, _, name = key.rpartition(".")
+        found.setdefault(section, {})[name] = types
+    for place, fields in known_names()["pieces"].items():
+        section = "algorithm" if not place else f"algorithm.{place}"
+        found[section] = {**found.get(section, {}), **{name: {} for name in fields}}
+        if place == "regularizers":
+            found[f"{section}.N"] = found[section]
+    return found
+
+
+def _type_flaw(allowed: str, value: Any) -> str | None:
+    """Return what a value should be; None where it is that, or may be.
+
+    >>> _type_flaw("int", "5"), _type_flaw('int | "measured"', "measured"), _type_flaw("float", 1)
+    ('a whole number', None, None)
+    """
+    options = allowed.split(" | ")
+    quoted = [option[1:-1] for option in options if option[0] == '"']
+    if not all(option in _FORMS or option[0] == '"' for option in options) or value in quoted:
+        return None
+    forms = [_FORMS[option] for option in options if option in _FORMS]
+    if any(isinstance(value, kinds) and (kinds is bool) == isinstance(value, bool) for kinds, _ in forms):
+        return None
+    said = [*dict.fromkeys(words for _, words in forms), *map(repr, quoted)]
+    return " or ".join(filter(None, (", ".join(said[:-1]), said[-1])))
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,7 +281,7 @@ def _check_key(key: str) -> None:
     Raises:
         ConfigError: If no setting begins so; it names the nearest.
     """
-    known: list[str] = known_names()["keys"]
+    known: Mapping[str, Any] = known_names()["keys"]
     parts = key.split(".")
     top = {each.partition(".")[0] for each in known}
     if parts[0] not in top:
@@ -170,9 +304,36 @@ def _check_algorithm(name: Any, place: str = "") -> None:
         raise ConfigError(f"{place}{unknown('algorithm', name.lower(), presets)}; or your own as 'path.py:NAME'")
 
 
-def _check_task(name: Any) -> None:
+def check_setting(key: str) -> None:
+    """Refuse a name that is no setting's, nor the end of one, nor another library's.
+
+    Raises:
+        ConfigError: The message has the nearest names, or what another library's name is here.
+    """
+    theirs = key.strip().removeprefix("--")
+    wanted, known = re.sub(r"\.\d+(?=\.|$)", ".N", theirs.replace("-", "_")), known_names()["keys"]
+    if wanted in known_names()["aliases"] or any(f".{each}".endswith(f".{wanted}") for each in known):
+        return
+    if says := FOREIGN[theirs].says if theirs in FOREIGN else COMPOSED.get(theirs):
+        raise ConfigError(f"{theirs} is another library's name; here: {says}")
+    raise ConfigError(unknown("setting", key, [*known, *known_names()["aliases"]]))
+
+
+def check_named_task(name: str) -> None:
+    """Refuse a name that is neither a kind of task nor a task.
+
+    Raises:
+        ConfigError: The message has the nearest names.
+    """
+    kinds = known_names()["keys"]["task.kind"][""]
+    if f'"{name}"' not in kinds.split(" | "):
+        _check_task(name, (*re.findall(r'"(\w+)"', kinds), *known_names()["tasks"]))
+
+
+def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     """Refuse a name that is no task's; a file, a dataset and a generator of another reasoning-gym may exist."""
-    known: list[str] = known_names()["tasks"]
+    ending = "" if known else "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
+    known = known or known_names()["tasks"]
     if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return
     try:
@@ -180,6 +341,4 @@ def _check_task(name: Any) -> None:
     except PackageNotFoundError:
         is_other = False
     if not is_other and canonical(name) not in map(canonical, known):
-        raise ConfigError(
-            unknown("task", name, known) + "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
-        )
+        raise ConfigError(unknown("task", name, known) + ending)

@@ -12,11 +12,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms import NAMED as ALGORITHMS
 from gnomon.algorithms import Algorithm
+from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of
+from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment
-from gnomon.config.foreign_names import ALIASES, COMPOSED, FOREIGN
+from gnomon.config.foreign_names import ALIASES
+from gnomon.config.reading import check_setting
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import members
 from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
@@ -103,17 +106,12 @@ def named(key: str) -> tuple[Setting, ...]:
     >>> [setting.key for setting in named("learning_rate")]
     ['learner.optimizer.learning_rate']
     """
+    check_setting(key)
     wanted = re.sub(r"\.\d+(?=\.|$)", ".N", key.strip().removeprefix("--").replace("-", "_"))
     known = settings()
     exact = {s.key for s in known if s.key == wanted or wanted in s.aliases}
     tails = exact or {s.key for s in known if s.key.endswith(f".{wanted}")}
-    found = [s for s in known if any(s.key == tail or s.key.startswith(f"{tail}.") for tail in tails)]
-    theirs = key.strip().removeprefix("--")
-    if not found and (says := FOREIGN[theirs].says if theirs in FOREIGN else COMPOSED.get(theirs)):
-        raise ConfigError(f"{theirs} is another library's name; here: {says}")
-    if not found:
-        raise ConfigError(unknown("setting", key, [s.key for s in known] + [a for s in known for a in s.aliases]))
-    return tuple(found)
+    return tuple(s for s in known if any(s.key == tail or s.key.startswith(f"{tail}.") for tail in tails))
 
 
 def _of(cls: type, path: str, kind: str) -> Iterator[Setting]:
@@ -230,8 +228,16 @@ def as_markdown() -> str:
 
 def as_names() -> str:
     """Return config/known_names.json: the names that are checked before torch is imported."""
+    keys: dict[str, dict[str, str]] = {}
+    for setting in settings():
+        keys.setdefault(setting.key, {})[setting.kind] = "" if setting.key.startswith("algorithm.") else setting.type
+    pieces = {"": {"preset", "piece", *(f.name for f in fields(Algorithm)), *ALGORITHM_ALIASES}}
+    for place, fitting in slots().items():
+        pieces[place] = {"piece", *(f.name for piece in fitting.values() for f in fields(piece) if f.init)}
     names = {
-        "keys": sorted({setting.key for setting in settings()}),
+        "keys": dict(sorted(keys.items())),
+        "pieces": {place: sorted(found) for place, found in pieces.items()},
+        "aliases": sorted({alias for setting in settings() for alias in setting.aliases}),
         "algorithms": [*ALGORITHMS],
         "rewards": sorted(kinds("rewards")),
         "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),

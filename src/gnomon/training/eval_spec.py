@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, Self
 
 from gnomon.config.experiment import Experiment, from_table
-from gnomon.config.reading import read
+from gnomon.config.reading import check_evaluation, read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from gnomon.core.tables import to_table
 from gnomon.models.load import BUILT_IN
@@ -90,6 +90,7 @@ class EvalSpec:
     def __post_init__(self) -> None:
         if self.prompts is not None and self.prompts < 1:
             raise ConfigError(f"--prompts must be at least 1, got {self.prompts}")
+        check_evaluation(self.overrides)
 
     @classmethod
     def of(
