@@ -249,7 +249,7 @@ def _type_flaw(allowed: str, value: Any) -> str | None:
     """Return what a value should be; None where it is that, or may be.
 
     >>> _type_flaw("int", "5"), _type_flaw('int | "measured"', "measured"), _type_flaw("float", 1)
-    ('a whole number', None, None)
+    ('a whole number; write 5', None, None)
     """
     options = allowed.split(" | ")
     quoted = [option[1:-1] for option in options if option[0] == '"']
@@ -259,7 +259,9 @@ def _type_flaw(allowed: str, value: Any) -> str | None:
     if any(isinstance(value, kinds) and (kinds is bool) == isinstance(value, bool) for kinds, _ in forms):
         return None
     said = [*dict.fromkeys(words for _, words in forms), *map(repr, quoted)]
-    return " or ".join(filter(None, (", ".join(said[:-1]), said[-1])))
+    whole = re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value)) if "a whole number" in said else None
+    way = f"; write {whole[1]}" if whole else ""
+    return " or ".join(filter(None, (", ".join(said[:-1]), said[-1]))) + way
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
