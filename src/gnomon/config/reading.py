@@ -226,7 +226,10 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         if isinstance(value, Mapping) or isinstance(each, Mapping):
             _check_value(below, each, {**kinds, **_kinds([(key, value), (below, each)])})
     types = {said for kind, said in known.get(name, {}).items() if kind in ("", kinds.get(at, kind))}
-    if len(types) == 1 and (said := _type_flaw(types.pop(), value)) is not None:
+    if len(types) == 1 and (said := _type_flaw(next(iter(types)), value)) is not None:
+        if name == "kind" and isinstance(value, str):
+            kinds_here = re.findall('"(.*?)"', *types)
+            raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
 
 

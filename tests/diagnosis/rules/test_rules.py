@@ -92,6 +92,27 @@ def test_all_wrong():
     assert at(0.93, 0.07, Facts(generations=1)) is None
 
 
+@pytest.mark.parametrize(
+    ("wrong", "rewards", "prompts", "found"),
+    [
+        ([1.0] * 3, [0.0] * 3, 16, "warning"),
+        ([1.0] * 7, [0.0] * 7, 16, "warning"),
+        ([1.0] * 2, [0.0] * 2, 16, None),
+        ([1.0, 1.0, 0.9], [0.0, 0.0, 0.01], 16, None),
+        ([1.0] * 3, [0.0, 0.0, -0.1], 16, None),
+        ([1.0] * 3, [0.0] * 3, 2, None),
+        ([1.0] * 8, [0.0] * 8, 16, "severe"),
+    ],
+)
+def test_a_reward_that_never_gives_is_told_of_after_three_steps(
+    wrong: list[float], rewards: list[float], prompts: int, found: str | None
+):
+    """Of a hundred answers at least; a run that is too short for the window ends with a word."""
+    begun = history(rollout__all_equal_zero_fraction=wrong, rollout__reward_mean=rewards)
+
+    assert severity(AllWrong()(begun, Facts(generations=8, prompts=prompts))) == found
+
+
 def test_all_right_from_the_start_is_severe_and_later_a_note():
     """A run that begins with 100% of groups all right was for nothing; one that gets there is done."""
     began = history(rollout__all_equal_best_fraction=[1.0] * 10)

@@ -116,10 +116,13 @@ _ADVICE_EXCESS = (
 class AllWrong:
     """Almost no response earns a reward.
 
-    Severe only if the reward does not rise within two windows, because an untrained model starts this way.
+    Severe only if the reward does not rise within two windows, because an untrained model starts this way. A reward or
+    an environment that has given nothing at all is told of after the first steps.
 
     Attributes:
         window: Steps.
+        first: Steps at the start of a run in which no answer at all earned anything.
+        least: Answers in these steps.
         warning: Share of groups (of responses, with one per prompt) with reward 0.
         severe: Likewise.
 
@@ -129,6 +132,8 @@ class AllWrong:
 
     name: ClassVar[str] = "all-wrong"
     window: int = 8
+    first: int = 3
+    least: int = 100
     warning: float = 0.9
     severe: float = 0.97
 
@@ -136,7 +141,7 @@ class AllWrong:
         """Check the share of the last steps."""
         points = history.latest(ALL_WRONG, self.window)
         if not points:
-            return None
+            return self._from_the_start(history, facts)
         share = mean(points)
         single = 0.05 / (1 - self.warning) if facts.generations < 2 else 1.0
         severity = graded(share, 1 - single * (1 - self.warning), self.severe)
@@ -159,6 +164,24 @@ class AllWrong:
                 "gnomon evaluate MODEL --task TASK --samples 16: is pass@16 above 0?",
                 "take easier questions first (task.*), or raise sampling.max_completion_length if answers are cut off",
             ),
+            one_a_prompt,
+        )
+
+    def _from_the_start(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the first steps alone."""
+        began = history.first(ALL_WRONG, self.window)
+        answers = facts.prompts * facts.generations * len(began)
+        earned = [*(1 - value for _, value in began), *(value for _, value in history.rewards)]
+        if len(began) < self.first or answers < self.least or any(earned):
+            return None
+        return Alarm(
+            "warning",
+            began[0][0],
+            f"not one of {answers:,} answers has earned anything in the first {len(began)} steps",
+            {"all_wrong": 1.0, "reward": 0.0},
+            "The reward or the environment may never give any, or right answers are not recognized. Nothing is learned "
+            "where nothing succeeds.",
+            _ADVICE_HARD[:2],
             one_a_prompt,
         )
 
