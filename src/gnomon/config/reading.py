@@ -228,7 +228,7 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
     types = {said for kind, said in known.get(name, {}).items() if kind in ("", kinds.get(at, kind))}
     if len(types) == 1 and (said := _type_flaw(next(iter(types)), value)) is not None:
         if name == "kind" and isinstance(value, str):
-            kinds_here = re.findall('"(.*?)"', *types)
+            kinds_here = re.findall('"(.*?)"', next(iter(types)))
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
 
