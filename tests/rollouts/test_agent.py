@@ -17,13 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.types import Completion, Grade, Rollout, Task
+from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import draw_key
 from gnomon.models.tiny import tiny_tokenizer
+from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout, AgentSession, PolicyTemplates, try_agent
+from gnomon.rollouts.collate import collate
 from gnomon.rollouts.env_workers import EnvWorkers
+from gnomon.rollouts.metrics import measure_turns
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.turn_tokens import TurnTokenizer
@@ -386,34 +389,63 @@ def test_a_call_after_the_end_is_told_so():
     run(body())
 
 
-def test_a_rewritten_history_is_refused_with_the_message_that_differs():
-    """So are other tools, and a call that says nothing new; the conversation goes on all the same."""
-    engine = Parrot([say("a"), say("b")])
+def test_a_rewritten_history_opens_a_segment():
+    """So do other tools and a call that says nothing new; a branch keeps the ids up to where it leaves what was said.
+
+    Each token that was sampled is trained in one segment alone. What goes on from the first conversation is in it.
+    """
+    engine = Parrot([say("a"), say("b"), say("c"), say("d"), say("e")])
 
     async def body() -> AgentSession:
         async with serving(engine) as served, served.openai as client:
-            user = {"role": "user", "content": "q"}
-            more = {"role": "user", "content": "more"}
-            await client.chat.completions.create(model="m", messages=[user])
-            for messages, tools, said in (
-                (
-                    [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "a"}, more],
-                    None,
-                    "message 1 of 3",
-                ),
-                ([user, {"role": "assistant", "content": "A"}, more], None, "message 2 of 3, the assistant's"),
-                ([user], None, "it has no message behind"),
-                ([user, {"role": "assistant", "content": "a"}, more], [ADD], "the tools are others"),
+            user, more = {"role": "user", "content": "q"}, {"role": "user", "content": "more"}
+            said, trimmed = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": " a\n"}
+            for messages, given in (
+                ([user], {}),
+                ([user, trimmed, more], {}),
+                ([{**user, "content": "In short: q, a."}], {}),
+                ([user, said, {**more, "content": "other"}], {}),
+                ([user, said, more], {"tools": [ADD]}),
             ):
-                given = {"tools": tools} if tools else {}
-                with pytest.raises(openai.BadRequestError, match=said):
-                    await client.chat.completions.create(model="m", messages=messages, **given)  # type: ignore
-            said_so = {"role": "assistant", "content": " a\n"}  # clients trim
-            await client.chat.completions.create(model="m", messages=[user, said_so, more])  # type: ignore
+                await client.chat.completions.create(model="m", messages=messages, **given)  # type: ignore
             return served.session
 
-    [segment] = run(body()).segments
-    assert len(segment.marks) == 2
+    session = run(body())
+    first, short, branch, tools = session.segments
+    assert [len(segment.marks) for segment in session.segments] == [2, 1, 1, 1]
+    assert [bytes(segment.path.tokens[-2:-1]) for segment in session.segments] == [b"b", b"c", b"d", b"e"]
+    assert spelled(short.path.prompt) == "<|bos|>user\nIn short: q, a.<|eos|>\n<|bos|>assistant\n"
+    common = (*first.path.prompt, *say("a"))
+    assert branch.path.prompt[: len(common)] == common
+    assert b"In short" not in spelled(tools.path.prompt).encode()
+    assert session.latest == "e"
+
+
+def test_segments_are_rows_of_one_rollout(mine: Path, tmp_path: Path):
+    """A batch has a row for each, with one rollout_id, group and reward; the record reads back as it was written."""
+    code = "say(); history[:] = []; say('short'); say(); return 0.5"
+    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile")
+    rollouts = played(plan, [task_of("a", code=code), task_of("b", code="say(); return 1.0")])
+    groups = [Group(task_of("a"), (rollouts[0],)), Group(task_of("b"), (rollouts[1],))]
+    batch = collate(groups, 1.0)
+
+    assert [len(r.rows) for r in rollouts] == [2, 1]
+    assert batch.rollout_id is not None
+    assert (batch.rollout_id.tolist(), batch.group.tolist(), batch.rewards.tolist()) == (
+        [0, 0, 1], [0, 0, 1], [0.5, 0.5, 1.0],
+    )  # fmt: skip
+    assert batch.turn is not None
+    assert batch.step_rewards is not None
+    assert [sorted(set(row[mask].tolist())) for row, mask in zip(batch.turn, batch.mask, strict=True)] == [
+        [0], [1, 2], [0],
+    ]  # fmt: skip
+    assert batch.step_rewards.sum(1).tolist() == [0.0, 0.5, 1.0]
+    assert rollouts[0].oldest_version == min(row.oldest_version for row in rollouts[0].rows)
+    metrics = measure_turns(rollouts)
+    assert (metrics["turns/segments_mean"], metrics["turns/mean"]) == (1.5, 2.0)
+    RolloutLog(tmp_path).write(1, groups, (), batch)
+    read = [recorded.rollout for recorded in read_rollouts(tmp_path / "step-000001.jsonl")]
+    assert read == rollouts
 
 
 def test_a_call_that_is_given_up_leaves_nothing():

@@ -155,6 +155,7 @@ class Rollout:
         turn_ends: After how many tokens of the response each answer of a conversation ends; () for a single answer.
         turn_rewards: What each of these answers earned of the reward; they add up to it. Without a verdict, what the
             environment gave.
+        segments: The further segments of an agent's rollout, each with a prompt of its own and the same grade.
     """
 
     task_id: str
@@ -173,6 +174,12 @@ class Rollout:
     top: TopLogprobs | None = None
     turn_ends: tuple[int, ...] = ()
     turn_rewards: tuple[float, ...] = ()
+    segments: "tuple[Rollout, ...]" = ()
+
+    @property
+    def rows(self) -> "tuple[Rollout, ...]":
+        """Its segments, itself first: the rows that it has in a batch."""
+        return (self, *self.segments)
 
     @property
     def is_truncated(self) -> bool:

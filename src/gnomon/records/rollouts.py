@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -43,6 +43,7 @@ class RolloutLog:
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``, and
     of each answer ``turn_ends`` and ``turn_rewards``.
+    A further segment of a rollout has a line of its own behind it, with its number as ``segment``.
     What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline``, and
     some of it ``entropy`` (see `taught`).
     A step that cannot be written is counted and warned of once; it never ends a run.
@@ -67,14 +68,18 @@ class RolloutLog:
             batch: What ``groups`` became.
             seen: Of some of its rows.
         """
-        taught = iter(() if batch is None else taught_rows(batch, [r for g in groups for r in g.rollouts], seen))
+        taught = iter(
+            () if batch is None else taught_rows(batch, [s for g in groups for r in g.rollouts for s in r.rows], seen)
+        )
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
         rows = [
             {"step": step, "group": number, "kept": is_kept, "question": group.task.text}
-            | _row(rollout)
+            | ({"segment": place} if place else {})
+            | _row(segment)
             | next(taught, {})
             for number, (group, is_kept) in numbered
             for rollout in group.rollouts
+            for place, segment in enumerate(rollout.rows)
         ]
         lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in redacted(rows))
         content = "".join(lines).encode(errors="backslashreplace")
@@ -94,7 +99,7 @@ class RolloutLog:
 
 
 def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
-    """Yield what `RolloutLog` wrote, equal to what was given to it.
+    """Yield what `RolloutLog` wrote, equal to what was given to it; what it taught is of a rollout's first segment.
 
     Raises:
         DatasetError: The message names the file, the line and what is wrong with it.
@@ -103,6 +108,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
         file = open_plain(path)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+    latest: RecordedRollout | None = None
     with file:
         for number, line in enumerate(file, start=1):
             try:
@@ -110,11 +116,21 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
                 _check_types(row)
                 said = (row["step"], row["group"], row["kept"], row["question"])
                 recorded = RecordedRollout(*said, _rollout(row), read_taught(row))
+                if (place := row.get("segment", 0)) != (0 if latest is None or not place else len(latest.rollout.rows)):
+                    raise ValueError(f"segment {place} does not follow the one before")
             except KeyError as error:
                 raise DatasetError(f"{path}, line {number}: the field {error} is missing") from error
             except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 raise DatasetError(f"{path}, line {number}: no rollout record: {error}") from error
-            yield recorded
+            if place and latest is not None:
+                segments = (*latest.rollout.segments, recorded.rollout)
+                latest = replace(latest, rollout=replace(latest.rollout, segments=segments))
+                continue
+            if latest is not None:
+                yield latest
+            latest = recorded
+    if latest is not None:
+        yield latest
 
 
 _TOKENS, _BEYOND = 1 << 31, 1 << 63
@@ -122,7 +138,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "step": (int,), "group": (int,), "kept": (bool,), "question": (str,), "task_id": (str,), "text": (str,),
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
     "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
-    "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,),
+    "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,), "segment": (int,),
     "turn_ends": (list,), "turn_rewards": (list,),
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
 """An agent's rollout: a program calls the policy by an interface of OpenAI or Anthropic, and its calls become tokens.
 
 A call whose messages begin with what was said appends the tokens of the new messages behind the tokens that were
-sampled: nothing is tokenized again. A call that begins otherwise is refused with the first message that differs.
+sampled: nothing is tokenized again. A call that begins otherwise (a shortened history, another role, other tools) opens
+a new segment, a conversation of its own in the same rollout.
 """
 
 import asyncio
@@ -139,6 +140,7 @@ class AgentSession:
     Attributes:
         over: Done when the agent is to be ended; with an exception when the run is to fail.
         ended_by: The limit that ended it, None for none.
+        latest: The policy's latest answer; None before the first.
         is_cut: Whether its latest call found no room for an answer, or for the rest of one.
     """
 
@@ -148,6 +150,7 @@ class AgentSession:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended_by: EndedBy | None = None
         self.cause: str | None = None
+        self.latest: str | None = None
         self.is_cut = False
         self._policy, self._draw, self._sampling = policy, key, sampling
         self._calls: set[Answer] = set()
@@ -304,7 +307,7 @@ class AgentSession:
             prompt_tokens=len(before),
             completion_tokens=len(done.tokens),
         )
-        self._answered += 1
+        self._answered, self.latest = self._answered + 1, text
         new = request.messages[len(segment.said) :] if segment.marks else ()
         path.add_reply(before[len(path.prompt) + len(path.tokens) :], [(m.role, m.shown) for m in new])
         path.add_answer(done, text)
@@ -349,25 +352,7 @@ class AgentSession:
                 self._end("flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}")
                 raise ApiError("flood", f"{self.cause} (environment.max_reply_tokens)")
             return found[0], before
-        if self.segments:
-            raise ApiError("history", self._divergence(request))
         return AgentSegment(Trajectory(before, version, seed=self._draw(0)), request.tools), before
-
-    def _divergence(self, request: ChatRequest) -> str:
-        """Return where a call leaves what was said."""
-        asked, segment = [message.identity for message in request.messages], self.segments[0]
-        same = 0
-        while same < min(len(asked), len(segment.said)) and asked[same] == segment.said[same]:
-            same += 1
-        if segment.tools != request.tools:
-            where = "the tools are others than before"
-        elif segment.is_busy:
-            where = "a call that goes on from there is being answered"
-        elif same == len(asked):
-            where = "it has no message behind the policy's latest answer"
-        else:
-            where = f"message {same + 1} of {len(asked)}, the {request.messages[same].role}'s, is another than before"
-        return f"a call goes on behind the policy's latest answer, and in this one {where}"
 
     def _room(self, segment: AgentSegment, before: Sequence[int]) -> int:
         """Return how many tokens an answer behind ``before`` may have.
@@ -549,8 +534,11 @@ class AgentRollout:
             by = "tokens"
         path.ending = Ending(session.turns, by, cause)
         self.count(cause if by == "fault" else None)
-        path.earn(said.reward)
-        path.answer = next((text for _, text in said.messages), None)
+        (path.further or [path])[-1].turn_rewards[-1] += said.reward
+        path.reward = said.reward
+        path.answer = next((text for _, text in said.messages), path.answer)
+        for segment in path.further:
+            segment.ending = path.ending
         return path
 
     async def _acted(
@@ -617,11 +605,13 @@ class AgentRollout:
         return EnvAnswer((("assistant", answer),) if answer else (), reward or 0.0, True)
 
     def _trajectory(self, task: Task, session: AgentSession) -> Trajectory:
-        """Return what was said."""
+        """Return the first segment with the others behind it; the policy's latest answer is the rollout's."""
         paths = [segment.path for segment in session.segments]
         if not paths:
             return Trajectory(task.prompt, self.engine.version, seed=session.seed)
-        paths[0].text = self.templates.opening(paths[0].prompt) + self.templates.tokenizer.decode(paths[0].tokens)
+        for path in paths:
+            path.text = self.templates.opening(path.prompt) + self.templates.tokenizer.decode(path.tokens)
+        paths[0].further, paths[0].answer = paths[1:], session.latest
         return paths[0]
 
 

@@ -17,7 +17,7 @@ def collate(
     baseline: Callable[[str], float] | None = None,
     weights: Sequence[tuple[str, float]] = (),
 ) -> Batch:
-    """Return the groups' rollouts as one `Batch`, group after group.
+    """Return the groups' rollouts as one `Batch`, group after group, a row for each segment.
 
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
 
@@ -29,14 +29,16 @@ def collate(
         ConfigError: If there is no rollout at all.
         EngineError: If some answers have their likeliest tokens and others not.
     """
-    pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    whole = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    pairs = [(number, row) for number, rollout in whole for row in rollout.rows]
+    owners = [place for place, (_, rollout) in enumerate(whole) for _ in rollout.rows]
     if not pairs:
         raise ConfigError("there is nothing to collate: no group has a rollout")
     rollouts = [rollout for _, rollout in pairs]
     width = max(len(r.response) for r in rollouts)
     graded = [r.grade.reward is not None for r in rollouts]
     top_tokens, top_logprobs = _top(rollouts, width)
-    roles = tuple(role_of(group.task) for group in groups for _ in group.rollouts)
+    roles = tuple(role_of(groups[number].task) for number, _ in pairs)
     return Batch(
         tokens=_pad([r.prompt + r.response for r in rollouts], torch.long),
         prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
@@ -58,34 +60,39 @@ def collate(
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
         role=roles if any(roles) else (),
-        **_turns(rollouts, width),
+        rollout_id=torch.tensor(owners) if len(pairs) > len(whole) else None,
+        **_turns(rollouts, owners, width),
         component_rewards=_component_rewards(rollouts, [name for name, _ in weights]) if weights else None,
         components=tuple(name for name, _ in weights),
         component_weights=tuple(weight for _, weight in weights),
     )
 
 
-def _turns(rollouts: Sequence[Rollout], width: int) -> dict[str, Any]:
+def _turns(rollouts: Sequence[Rollout], owners: Sequence[int], width: int) -> dict[str, Any]:
     """Return ``turn``, ``state`` and ``step_rewards``; nothing where no rollout is a conversation.
 
-    A state is what the policy saw since its last answer: a reply's tokens, or the prompt.
+    A state is what the policy saw since its last answer: a reply's tokens, or the prompt. Answers are counted over all
+    segments of a rollout, which ``owners`` says of each row.
     """
     if not any(r.turn_ends for r in rollouts):
         return {}
     found = {name: torch.zeros(len(rollouts), width, dtype=torch.int32) for name in ("turn", "state")}
     steps = torch.zeros(len(rollouts), width, dtype=torch.float64)
     states: dict[tuple[int, ...], int] = {}
+    answered: dict[int, int] = {}
     for row, r in enumerate(rollouts):
+        before = answered.get(owners[row], 0)
         ends, rewards = r.turn_ends or (len(r.response),), r.turn_rewards or (r.grade.reward or 0.0,)
         seen, begin = r.prompt, 0
         for number, (end, reward) in enumerate(zip(ends, rewards, strict=True)):
             first = next((t for t in range(begin, end) if r.mask[t]), end)
             seen = r.response[begin:first] if number else seen
-            found["turn"][row, begin:end] = number
+            found["turn"][row, begin:end] = before + number
             found["state"][row, begin:end] = states.setdefault(seen, len(states))
             if r.grade.error is None:
                 steps[row, end - 1] += reward
             begin = end
+        answered[owners[row]] = before + len(ends)
     return {**found, "step_rewards": steps}
 
 

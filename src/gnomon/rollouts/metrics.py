@@ -67,7 +67,7 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
 def _silent(finished: RolloutBatch, batch: Batch) -> dict[str, int]:
     """Return the tokens of trained groups that were never to have a gradient, by cause; those without a reward apart.
 
-    Rows of the batch are the rollouts, group after group.
+    Rows of the batch are the segments of the rollouts, group after group.
     """
     assert batch.advantages is not None, "prepare comes first"
     counted = batch.mask.sum(1).tolist()
@@ -76,7 +76,7 @@ def _silent(finished: RolloutBatch, batch: Batch) -> dict[str, int]:
     row = 0
     for group in finished.groups:
         why = "degenerate" if _is_alike(group) else "zero_advantage"
-        for rollout in group.rollouts:
+        for rollout in (segment for whole in group.rollouts for segment in whole.rows):
             if rollout.grade.error is None:
                 causes["truncated"] += sum(rollout.mask) - counted[row]
                 causes[why] += zero[row]
@@ -93,7 +93,7 @@ def _is_alike(group: Group) -> bool:
 
 
 def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
-    """Return ``turns/mean``, ``turns/max``, ``turns/reply_tokens_mean`` and ``turns/ended_by_*_fraction``.
+    """Return means of turns, reply tokens and segments, the most turns, and ``turns/ended_by_*_fraction``.
 
     The fractions are of all conversations and add up to 1 (`types.Ending` says what each cause is). Nothing without
     conversations.
@@ -102,11 +102,12 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     if not endings:
         return Metrics()
     count = len(endings)
-    replied = sum(len(r.mask) - sum(r.mask) for r in rollouts if r.ending is not None)
+    replied = sum(len(s.mask) - sum(s.mask) for r in rollouts if r.ending is not None for s in r.rows)
     measures: dict[str, Measure] = {
         "turns/mean": Mean(sum(e.turns for e in endings), count),
         "turns/max": Max(max(e.turns for e in endings)),
         "turns/reply_tokens_mean": Mean(replied, count),
+        "turns/segments_mean": Mean(sum(len(r.rows) for r in rollouts if r.ending is not None), count),
     }
     for by in get_args(EndedBy):
         measures[f"turns/ended_by_{by}_fraction"] = Mean(sum(e.by == by for e in endings), count)
@@ -154,13 +155,13 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     several = [group for group in groups if len(group.rollouts) > 1]
     rollouts = rollouts_of(groups)
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
-    count = len(rollouts)
+    count, lengths = len(rollouts), [sum(len(segment.response) for segment in r.rows) for r in rollouts]
     stale = [version - r.oldest_version for r in rollouts_of(finished.groups)]
     measures: dict[str, Measure] = {
         "rollout/reward_mean": Mean(sum(graded), len(graded)),
         "rollout/reward_std": Mean(statistics.pstdev(graded) if graded else 0.0, 1),
-        "rollout/length_tokens_mean": Mean(sum(len(r.response) for r in rollouts), count),
-        "rollout/length_tokens_max": Max(max((len(r.response) for r in rollouts), default=0)),
+        "rollout/length_tokens_mean": Mean(sum(lengths), count),
+        "rollout/length_tokens_max": Max(max(lengths, default=0)),
         "rollout/truncated_fraction": Mean(sum(r.is_truncated for r in rollouts), count),
         "rollout/error_fraction": Mean(sum(r.grade.error is not None for r in rollouts), count),
         "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in several), len(several)),
@@ -209,7 +210,7 @@ def failed(finished: RolloutBatch) -> list[Rollout]:
 
 def tokens_of(rollouts: Sequence[Rollout]) -> int:
     """Return how many tokens the policy chose."""
-    return sum(sum(r.mask) for r in rollouts)
+    return sum(sum(segment.mask) for r in rollouts for segment in r.rows)
 
 
 def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:

@@ -32,6 +32,7 @@ class Trajectory:
         turn_ends, turn_rewards: Where each answer ends, and the environment's reward for it.
         seed: Seed of what environment and rewards draw.
         answer: What rewards see as the answer; None for the policy's last one.
+        further: Further segments of the same rollout.
         error: Why it cannot be trained on; None when it can.
     """
 
@@ -49,8 +50,14 @@ class Trajectory:
     text: str = ""
     seed: int = 0
     answer: str | None = None
+    further: "list[Trajectory]" = field(default_factory=list)
     ending: Ending = Ending(0, "fault")
     error: str | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the policy chose, in all segments."""
+        return sum(sum(path.mask) for path in (self, *self.further))
 
     def add_answer(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
@@ -83,10 +90,11 @@ class Trajectory:
 
         ``conversation``, its messages; ``environment_reward``; ``turns``; ``ended_by``.
         """
-        answers = [message["content"] for message in self.said if message["role"] == "assistant"]
+        said = [message for path in (self, *self.further) for message in path.said]
+        answers = [message["content"] for message in said if message["role"] == "assistant"]
         answers += [] if self.answer is None else [self.answer]
         further = {
-            "conversation": self.said,
+            "conversation": said,
             "environment_reward": self.reward,
             "turns": self.ending.turns,
             "ended_by": self.ending.by,
@@ -94,7 +102,7 @@ class Trajectory:
         return Sample(
             prompt=task.text,
             completion=answers[-1] if answers else "",
-            completion_tokens=len(self.tokens),
+            completion_tokens=sum(len(path.tokens) for path in (self, *self.further)),
             is_truncated=self.ending.is_budget,
             max_completion_length=sampling.max_completion_length,
             columns={**task.columns, **further},
@@ -108,9 +116,18 @@ class Trajectory:
         Args:
             weight: Of the environment's reward in the grade. What else the grade has is earned by the last answer.
         """
-        earned = [weight * reward for reward in self.turn_rewards]
-        if earned and grade.reward is not None:
-            earned[-1] = grade.reward - sum(earned[:-1])
+        paths = (self, *self.further)
+        earned = [[weight * reward for reward in path.turn_rewards] for path in paths]
+        if earned[-1] and grade.reward is not None:
+            earned[-1][-1] = grade.reward - sum([reward for each in earned for reward in each][:-1])
+        first, *rest = (path._row(task, grade, each) for path, each in zip(paths, earned, strict=True))
+        ages = [(row.oldest_version, row.newest_version) for row in (first, *rest)]
+        oldest, newest = min(old for old, _ in ages), max(new for _, new in ages)
+        # A rollout is as old as its oldest token, wherever that is.
+        return replace(first, oldest_version=oldest, newest_version=newest, segments=tuple(rest))
+
+    def _row(self, task: Task, grade: Grade, earned: Sequence[float]) -> Rollout:
+        """Return one segment, whose answers earned these rewards."""
         if not self.tokens:
             self.add_reply([0], ())
         versions = [(c.oldest_version, c.newest_version) for _, c in self.completions] or [(self.version, self.version)]

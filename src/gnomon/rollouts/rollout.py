@@ -118,7 +118,7 @@ class Rollouter:
             played = await conversation.run(
                 task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
             )
-            watch.generated(sum(played.mask))
+            watch.generated(played.generated)
             if played.error is not None:
                 return played, conversation.refuse(played.sample(task, self.sampling), played.error)
             if self.together is not None:

@@ -60,7 +60,7 @@ class SelfImitationReplay:
     def observe(self, groups: Sequence[Group]) -> None:
         """Take in the responses of finished groups, in their order."""
         arriving = []
-        for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for rollout in (segment for group in groups for whole in group.rollouts for segment in whole.rows):
             reward = rollout.grade.reward
             if reward is not None and reward > self._plan.above and any(rollout.mask):
                 arriving.append(_Kept(reward, self._arrived, _plain(rollout, reward)))
