@@ -170,4 +170,11 @@ def test_the_readme_counts_verdicts_as_the_table_of_claims_does():
     said = [f"{number} {word}" for number, word in re.findall(r"(\d+) (?:are )?\*([a-z ]+)\*", README.read_text())]
 
     assert len(verdicts) > 10
+    listed = re.findall(r"(?m)^\| (supported|contradicted|undecided|cause absent) \| (.*) \|$", README.read_text())
+    for word, names in listed:
+        for name, effect in re.findall(r"\[(\w+)\]\(\S+\)(?: \([^;]*\) (\S+ \[[^]]*\]))?", names):
+            (row,) = (line for line in claims.splitlines() if f"(`{name}`)" in line)
+            assert f"| {word} |" in row
+            assert f"{effect} |" in row
+    assert sum(len(re.findall(r"\]\(experiments", names)) for _, names in listed) == len(verdicts)
     assert sorted(said) == sorted(f"{verdicts.count(word)} {word}" for word in set(verdicts))

@@ -100,7 +100,8 @@ def run(arguments: Sequence[str]) -> int:
 def _compare_logs(given: Sequence[str], kind: Literal["held-out", "training"] | None, as_json: bool) -> int:
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.compare.logs import arms_of, compare_logs, text
+        from gnomon.records.jsonl import sound
 
     found = compare_logs(arms_of(given), kind)
-    print(json.dumps(found.as_row()) if as_json else for_people(text(found)))
+    print(json.dumps(sound(found.as_row()), allow_nan=False) if as_json else for_people(text(found)))
     return 0

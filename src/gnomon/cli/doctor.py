@@ -82,7 +82,7 @@ def _of_foreign(path: Path, fail_on: str | None, as_json: bool) -> int:
         rows = [finding.as_row() for finding in findings]
         table = {"run": str(path), "library": run.library, "step": run.last_step, "findings": rows}
         print(json.dumps(table | {"could_not_look": unable, "notes": list(run.notes)}))
-        return int(_is_grave(findings, fail_on))
+        return int(_is_grave(findings, fail_on) or (fail_on is not None and not run.rows))
     width = min(WIDEST, shutil.get_terminal_size().columns)
     said = [f"{path}: {_count(len(findings))} after step {run.last_step}, as {run.library} logged it"]
     said += [describe(finding, width) for finding in findings]
@@ -90,7 +90,7 @@ def _of_foreign(path: Path, fail_on: str | None, as_json: bool) -> int:
     said += ["\n".join(_wrapped(f"rules that could not look: {blind}", width, "", "  "))] if unable else []
     said += ["\n".join(_wrapped(note, width, "- ", "  ")) for note in run.notes]
     print(for_people("\n\n".join(said)))
-    return int(_is_grave(findings, fail_on))
+    return int(_is_grave(findings, fail_on) or (fail_on is not None and not run.rows))
 
 
 def _is_grave(findings: Sequence["Finding"], fail_on: str | None) -> bool:

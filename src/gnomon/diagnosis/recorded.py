@@ -39,18 +39,19 @@ def diagnose_foreign(run: ForeignRun) -> tuple[tuple[Finding, ...], dict[str, st
         run: The run.
     """
     rows: list[dict[str, Any]] = []
-    generations, parts = 1, set()
+    generations, answers, parts = 1, 1, set()
     for row in run.rows:
         groups = run.groups(row["step"])
         rows.append({**(_measured(groups) if groups else {}), **row})
         if groups:
-            generations = max(generations, round(sum(len(g.rollouts) for g in groups) / len(groups)))
+            count = sum(len(group.rollouts) for group in groups)
+            generations, answers = max(generations, round(count / len(groups))), max(answers, count)
             parts |= {name for group in groups for r in group.rollouts for name in r.grade.parts}
     clipped = [value for row in rows if (value := row.get(CLIPPED)) is not None]
     doctor = Doctor(
         {
             "steps": run.steps or run.last_step,
-            "rollouts_per_step": generations,
+            "rollouts_per_step": answers,
             "algorithm": {
                 "num_generations": generations,
                 "surrogate": {"trust": {"piece": "Clip" if clipped else ""}},

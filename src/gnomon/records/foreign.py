@@ -64,7 +64,13 @@ class ForeignRun:
     def answered(self) -> Mapping[bool, Mapping[int, Path]]:
         """The file of answers of each step, in order of steps: under True the held-out ones."""
         found: dict[bool, dict[int, Path]] = {False: {}, True: {}}
-        for pattern in ("*.jsonl", "*/*.jsonl", "completions/*.parquet", "**/rollouts/step_*/*/*/traces.jsonl"):
+        for pattern in (
+            "*.jsonl",
+            "*/*.jsonl",
+            "*/*/*.jsonl",
+            "completions/*.parquet",
+            "**/rollouts/step_*/*/*/traces.jsonl",
+        ):
             for path in sorted(self.path.glob(pattern)) if self.path.is_dir() else ():
                 place = _place(path)
                 # Of prime-rl's two, "effective" is what was trained on or counted; it sorts behind "all".
