@@ -98,7 +98,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert json.loads(capsys.readouterr().out)["pairs"][0]["verdict"] == "b is better"
 
     alike = [f"{name}={foreign.trl(tmp_path / f'{name}{n}', [-2.0] * 5)}" for name in ("c", "d") for n in (1, 2)]
-    assert main(["compare", "--json", "--logs", *alike]) == 0
+    assert main(["compare", "--json", "--score", "training", "--logs", *alike]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"][0]["contrast"]["interval"] == {"low": None, "high": None}
 
     monkeypatch.chdir(tmp_path)
