@@ -179,16 +179,16 @@ def tables(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def rates(rows: Sequence[dict[str, object]]) -> str:
+def rates(rows: Sequence[dict[str, object]], rules: Sequence[str] = tuple(RULES)) -> str:
     """Return the rates of misses and of false alarms of every rule, with Wilson's intervals, in Markdown.
 
     A miss is a run with a fault that the rule was written down for and does not warn of, though another rule may; a
-    false alarm is a healthy run that it warns of. Notes are neither.
+    false alarm is a healthy run that it warns of. Notes are neither. rules: those that looked at these runs.
     """
     lines = ["| rule | faulty runs that are its own | missed | healthy runs | false alarms |", "|---|---|---|---|---|"]
     meant = {case.name: case.expected for case in SICK}
     healthy = [row for row in rows if row["is_healthy"]]
-    for name in RULES:
+    for name in rules:
         own = [row for row in rows if not row["is_healthy"] and name in meant[str(row["case"])]]
         missed, warned = (
             sum((row["findings"].get(name, "note") != "note") == is_said for row in among)
@@ -207,10 +207,12 @@ def _rate(count: int, runs: int) -> str:
     return f"{count} ({count / runs:.0%}; {interval.low:.0%} to {interval.high:.0%})"
 
 
-def page(rows: Sequence[dict[str, object]]) -> str:
-    """Return docs/diagnosis.md with the tables of these runs between its marks."""
+def page(rows: Sequence[dict[str, object]], rules: Sequence[str] = tuple(RULES)) -> str:
+    """Return docs/diagnosis.md with the tables of these runs between its marks; rules: those that looked at them."""
     before, mark, rest = PAGE.read_text().partition(BEGIN)
-    said = f"{tables(rows)}\n\nRates by rule, with Wilson's 95% intervals:\n\n{rates(rows)}"
+    said = f"{tables(rows)}\n\nRates by rule, with Wilson's 95% intervals:\n\n{rates(rows, rules)}"
+    if newer := [f"`{name}`" for name in RULES if name not in rules]:
+        said += f"\n\nNewer than these runs, so without rates: {', '.join(newer)}."
     return f"{before}{mark}\n\n{said}\n\n{END}{rest.partition(END)[2]}"
 
 
@@ -232,14 +234,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the tables of the page from results.json")
     given = parser.parse_args()
     if given.write:
-        PAGE.write_text(page(json.loads(RESULTS.read_text())["runs"]))
+        recorded = json.loads(RESULTS.read_text())
+        PAGE.write_text(page(recorded["runs"], recorded["rules"]))
         return
     root = given.folder.resolve()
     write_tables(root)
     if given.judge:
         rows = [judge(job, root) for job in jobs(given.set) if (job.folder(root) / "ended.txt").exists()]
         if given.set != "tuned":
-            RESULTS.write_text(json.dumps({"steps": STEPS, "runs": rows}, indent=1) + "\n")
+            RESULTS.write_text(json.dumps({"steps": STEPS, "rules": list(RULES), "runs": rows}, indent=1) + "\n")
         shown = [row for row in rows if given.set != "all" or not row["is_tuned_on"]]
         print(tables(shown))
         if given.set != "tuned":

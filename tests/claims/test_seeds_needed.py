@@ -84,7 +84,7 @@ def test_page_and_results_say_how_many_seeds(tmp_path: Path):
     root = clone(tmp_path, source=source.replace("import Claim,", "import Claim, Level,"))
     assert main(["reproduce", "toy", "--experiments", str(root), "--work", str(tmp_path / "work")]) == 0
 
-    page = (root / "toy" / "README.md").read_text()
+    page = (root / "toy" / "appendix.md").read_text()
     said = json.loads((root / "toy" / "results.json").read_text())["expectations"]
     # s = 0.0707; t(n - 1) s / sqrt(n) is 0.0493 at n = 11 and 0.0506 at 10, the way is 0.05.
     assert "| undecided: about 11 seeds |" in page
