@@ -79,8 +79,13 @@ class Verifier(Protocol):
     """Judges one sample. A frozen dataclass whose fields are its settings, so that it travels as JSON."""
 
     @property
+    def kind(self) -> str:
+        """What it is called in a table of settings."""
+
+    @property
     def name(self) -> str:
-        """What its part of the reward is called when no other name is given."""
+        """What its part of the reward is called when no other name is given: its kind, unless it says otherwise."""
+        return self.kind
 
     def prepare(self) -> None:
         """Import what judging needs, once, in a process that can be killed; nothing unless said otherwise.

@@ -22,11 +22,6 @@ class EnvironmentReward(Verifier):
 
     kind: Literal["environment"] = field(default="environment", kw_only=True)
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def __call__(self, sample: Sample) -> float:
         """Look it up."""
         if "environment_reward" not in sample.columns:

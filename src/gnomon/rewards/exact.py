@@ -31,11 +31,6 @@ class Exact(Verifier):
     casefold: bool = False
     column: str = "answer"
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def __call__(self, sample: Sample) -> float:
         """Compare the two texts."""
         return float(self._plain(sample.completion) == self._plain(text_column(sample, self.column)))
@@ -83,11 +78,6 @@ class Numeric(Verifier):
         if not 0 <= self.tolerance < float("inf"):
             raise ConfigError(f"Numeric.tolerance is an absolute difference >= 0, got {self.tolerance}")
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def __call__(self, sample: Sample) -> float:
         """Find both numbers and compare them."""
         gold = _gold_number(text_column(sample, self.column), self.column)
@@ -130,11 +120,6 @@ class Boxed(Verifier):
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < float("inf"):
             raise ConfigError(f"Boxed.tolerance is an absolute difference >= 0, got {self.tolerance}")
-
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
 
     def __call__(self, sample: Sample) -> float:
         """Find the box and compare its content."""
@@ -188,11 +173,6 @@ class Format(Verifier):
                 "TOML takes patterns best in single quotes"
             ) from error
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def __call__(self, sample: Sample) -> float:
         """Match."""
         pattern = re.compile(self.pattern, re.DOTALL)
@@ -215,11 +195,6 @@ class Parsable(Verifier):
 
     kind: Literal["parsable"] = field(default="parsable", kw_only=True)
     extract: Extract = "last_number"
-
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
 
     def __call__(self, sample: Sample) -> float:
         """Look for the answer, without judging it."""

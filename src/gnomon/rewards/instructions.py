@@ -199,11 +199,6 @@ class Instructions(Verifier):
     is_loose: bool = False
     column: str = "instruction_id_list"
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def __call__(self, sample: Sample) -> float:
         """Check each instruction."""
         asked = self._asked(sample)

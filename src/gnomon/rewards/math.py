@@ -42,11 +42,6 @@ class Mathematics(Verifier):
     kind: Literal["mathematics"] = field(default="mathematics", kw_only=True)
     column: str = "answer"
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def prepare(self) -> None:
         """Import math-verify and sympy (half a second).
 

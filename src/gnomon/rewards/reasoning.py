@@ -35,11 +35,6 @@ class Reasoning(Verifier):
     kind: Literal["reasoning"] = field(default="reasoning", kw_only=True)
     extract: Extract = "tags"
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def prepare(self) -> None:
         """Import reasoning-gym (one to two seconds).
 

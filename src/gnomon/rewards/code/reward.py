@@ -69,11 +69,6 @@ class Code(Verifier):
                 f"Code needs 0 < case_seconds <= total_seconds, got {self.case_seconds:g} and {self.total_seconds:g}"
             )
 
-    @property
-    def name(self) -> str:
-        """Its kind."""
-        return self.kind
-
     def prepare(self) -> None:
         """Choose the sandbox and try its walls (under two seconds).
 
