@@ -1,17 +1,17 @@
 """A run's files, for readers that must not disturb the run: reports, live views, diagnoses, studies."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.core.atomic_files import numbered, read_plain_text
+from gnomon.core.atomic_files import numbered
 from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_number, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
+from gnomon.records.run_card import read_card
 from gnomon.records.run_lock import lock_owner
 
 State = Literal["live", "finished", "stopped"]
@@ -58,11 +58,7 @@ class RunRecord:
 
     def card(self) -> dict[str, Any]:
         """Return the run card, empty where there is none."""
-        try:
-            found = json.loads(read_plain_text(self.files.card))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_card(self.files.card)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one row a step in order of steps; of a step that was written twice the last. Torn lines are left out.

@@ -193,13 +193,18 @@ def sessions_of(card: Mapping[str, Any]) -> list[Any]:
     return [card, *(resumed if isinstance(resumed, list) else [])]
 
 
-def questions_of(path: Path) -> str:
-    """Return the stamp of the questions that a run began with; "" where its card says nothing."""
+def read_card(path: Path) -> dict[str, Any]:
+    """Return a run's card; empty where there is none, or none that can be read."""
     try:
         found = json.loads(read_plain_text(path))
     except (OSError, ValueError, RecursionError):
-        return ""
-    said = found.get("questions") if isinstance(found, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def questions_of(path: Path) -> str:
+    """Return the stamp of the questions that a run began with; "" where its card says nothing."""
+    said = read_card(path).get("questions")
     return said if isinstance(said, str) else ""
 
 

@@ -132,7 +132,7 @@ class EnvWorkers:
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
-        self._worker_pool = WorkerPool(_fork_server(plan), "environments", Limits().start_seconds)
+        self._worker_pool = WorkerPool(environment_fork_server(plan), "environments", Limits().start_seconds)
         self._free = asyncio.Semaphore(plan.max_concurrent)
         self._free_alone = asyncio.Semaphore(_ALONE)
         self._idle: list[Worker] = []
@@ -181,7 +181,7 @@ class EnvWorkers:
             EngineError: If no process can be started.
         """
         async with self._free_alone:
-            worker_pool = WorkerPool(_fork_server(self._plan), "environment", Limits().start_seconds)
+            worker_pool = WorkerPool(environment_fork_server(self._plan), "environment", Limits().start_seconds)
 
             async def exit_reason(worker: Worker) -> ExitReason:
                 await worker_pool.dismiss(worker)
@@ -213,7 +213,7 @@ def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     Raises:
         ConfigError: If it cannot be found, imported, built with its settings, or described.
     """
-    fork_server = _fork_server(plan)
+    fork_server = environment_fork_server(plan)
     try:
         with working(f"trying the environment {plan.names}"):
             fork_server.open()
@@ -244,6 +244,7 @@ def _described(channel: Channel) -> dict[str, Any] | None:
     return said
 
 
-def _fork_server(plan: EnvironmentConfig) -> ForkServer:
+def environment_fork_server(plan: EnvironmentConfig) -> ForkServer:
+    """Return a fork server, not yet open, of processes that run the environment."""
     limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
     return ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)

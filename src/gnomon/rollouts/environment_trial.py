@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.processes.client import ForkServer, Limits, WorkerProgram
+from gnomon.core.processes.client import ForkServer, Limits
 from gnomon.core.processes.server import Channel
 from gnomon.core.progress import working
 from gnomon.rewards.base import Sample
+from gnomon.rollouts.env_workers import environment_fork_server
 from gnomon.tasks import env_adapter
 from gnomon.tasks.environment import EnvironmentConfig
 
@@ -60,8 +61,7 @@ def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample
         ConfigError: Naming the cause and the protocol's line when it takes or returns what no environment may, or fails
             in every conversation.
     """
-    limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
-    fork_server = ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)
+    fork_server = environment_fork_server(plan)
     with working(f"trying the environment {plan.names}"):
         try:
             fork_server.open()
