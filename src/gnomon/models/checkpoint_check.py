@@ -24,8 +24,6 @@ _PROBE = "Question 12: is 3.50 < 4?\n\tné 日本 <b>"
 _TOLERANCE = {torch.float32: 1e-5}
 _ROUGH = 0.05
 """Of logits in fewer bits: two ways through attention round otherwise."""
-_SOUND: set[str] = set()
-"""Models that gnomon makes itself, so that they are the same each time, and that this process has written and read."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,10 @@ class SavedForm:
 
     belongings: Belongings = field(default_factory=Belongings)
     said: tuple[str, ...] = ()
+
+
+_SOUND: dict[str, SavedForm] = {}
+"""Of models that gnomon makes itself, so that they are the same each time: what this process has written and read."""
 
 
 def try_checkpoint(
@@ -48,6 +50,8 @@ def try_checkpoint(
         ModelError: If a file cannot be written, or differs when it is read again.
         ConfigError: If the targets of ``lora`` match no module, or cannot be adapted, or its rank is above theirs.
     """
+    if name in _SOUND and lora is None:
+        return _SOUND[name]
     said = [*check_headers(name, trust_remote_code)[0]]
     belongings = belongings_of(local_folder(name), trust_remote_code)
     empty: Any = outline(name, trust_remote_code)
@@ -55,21 +59,18 @@ def try_checkpoint(
     config, generation = copy.deepcopy(empty.config), _generation(name, empty)
     moved(config, generation)
     repaired, dropped = savable(generation)
-    if name not in _SOUND:
-        with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
-            folder = Path(made)
-            with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
-                config.architectures = [type(empty).__name__]
-                config.save_pretrained(folder)
-                repaired.save_pretrained(folder)
-                tokenizer.save(folder)
-                belongings.write(folder)
-            with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
-                check_form(empty, folder, trust_remote_code)
-                again = read_tokenizer(str(folder), trust_remote_code)
-        _compare(name, tokenizer, again)
-        if name in (TINY, TINY_MIXTURE):
-            _SOUND.add(name)
+    with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
+        folder = Path(made)
+        with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
+            config.architectures = [type(empty).__name__]
+            config.save_pretrained(folder)
+            repaired.save_pretrained(folder)
+            tokenizer.save(folder)
+            belongings.write(folder)
+        with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
+            check_form(empty, folder, trust_remote_code)
+            again = read_tokenizer(str(folder), trust_remote_code)
+    _compare(name, tokenizer, again)
     if dropped:
         said.append(
             f"checkpoints of '{name}' leave out {', '.join(sorted(dropped))} of its generation_config.json, which "
@@ -80,7 +81,10 @@ def try_checkpoint(
             f"checkpoints of '{name}' leave out {', '.join(belongings.left_out)}, which are too large, or links that "
             "lead out of its folder"
         )
-    return SavedForm(belongings, tuple(said))
+    form = SavedForm(belongings, tuple(said))
+    if name in (TINY, TINY_MIXTURE) and lora is None:
+        _SOUND[name] = form
+    return form
 
 
 def check_written(
