@@ -58,9 +58,10 @@ def send(module: str) -> None:
 
 @functools.cache
 def standing() -> Cluster:
-    """A cluster with one place, for whoever comes, until the tests end."""
+    """A cluster for whoever comes, until the tests of this process end: one takes ten seconds to start."""
     stack = ExitStack()
-    cluster = stack.enter_context(opened(ResourceBundle("engine", 0.5)))
+    places = ResourceBundle("engine", 0.5), ResourceBundle("grader", 0.5), *[ResourceBundle("learner")] * 2
+    cluster = stack.enter_context(opened(*places))
     # After Ray has registered its own end, so that it comes before that.
     atexit.register(stack.close)
     return cluster

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.here import standing
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
 
 from gnomon.algorithms import GRPO, PRESETS, Algorithm
 from gnomon.cluster.learners import RayWorkerGroup
-from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.cluster.ray import Cluster
 from gnomon.cluster.reaper import users_of
 from gnomon.core.errors import LearnerError, NotFiniteError
-from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner, Rounding
 from gnomon.learner.learner import TorchLearner
@@ -30,13 +30,9 @@ PPO, VAPO = PRESETS["ppo"], PRESETS["vapo"]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Cluster:
     """Room for two learners on this machine."""
-    found = Cluster.open(ClusterConfig(kind="ray", start_seconds=120.0), [ResourceBundle("learner")] * 2, print)
-    try:
-        yield found
-    finally:
-        found.close()
+    return standing()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Engines, weights and graders in processes of a Ray cluster: the same answers, bits and grades as in one process.
 
-One cluster serves all tests here, since starting one takes seconds; so does starting an actor.
+The cluster serves other files too, since starting one takes seconds; so does starting an actor.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.cluster.here import CONFIG, opened, snapshot, tiny_engine, tiny_order
+from tests.cluster.here import CONFIG, snapshot, standing, tiny_engine, tiny_order
 
 from gnomon.cluster.engine_actor import ActorReply, FetchStats
 from gnomon.cluster.engines import RemoteEngine
 from gnomon.cluster.graders import Graders
-from gnomon.cluster.ray import Cluster, ResourceBundle
+from gnomon.cluster.ray import Cluster
 from gnomon.cluster.weight_store import WeightCache, WeightsRef, WeightStore
 from gnomon.core.errors import ConfigError, GradingError
 from gnomon.core.processes.client import Limits
@@ -33,10 +33,9 @@ SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Cluster:
     """A place for an engine, and one for a grader."""
-    with opened(ResourceBundle("engine", 0.5), ResourceBundle("grader", 0.5)) as cluster:
-        yield cluster
+    return standing()
 
 
 @dataclass

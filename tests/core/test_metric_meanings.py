@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ READERS = ("insight", "cli", "analysis", "diagnosis/rules")
 NO_METRICS = {"waste/stale_fraction", "memory/peak_gib", "turns/ended_by_"}
 
 
+@cache
 def measured() -> set[str]:
     """Return the names of metrics in the code; a part that a run gives is an asterisk."""
     found: set[str] = set()

@@ -184,13 +184,13 @@ def test_the_model_is_written_as_one_process_writes_it(distributed: DistributedL
     assert apart({name: loaded[name].detach() for name in weights}, weights) == 0.0
 
 
-def test_a_model_waits_on_the_disk_of_its_checkpoint(recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_model_waits_on_the_disk_of_its_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """What an earlier run left there goes, and what nobody moved; a full disk is said as one, and leaves nothing."""
     waiting, target = tmp_path / "waiting", tmp_path / "target"
     (waiting / "left").mkdir(parents=True)
     target.mkdir()
     monkeypatch.setenv(failpoints.VARIABLE, "model:1:full")
-    distributed = DistributedLearner(recipe, LocalWorkerGroup(2), waiting=waiting)
+    distributed = DistributedLearner(recipe_for(PRESETS["ppo"], processes=1), LocalWorkerGroup(1), waiting=waiting)
     distributed.open()
     try:
         assert not waiting.exists()

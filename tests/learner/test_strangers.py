@@ -1,11 +1,14 @@
 """Who can reach the processes of a learner: nobody through where they meet, and on loopback to no end."""
 
+import asyncio
 import os
 import secrets
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +16,11 @@ import pytest
 from tests.learner.together import apart, recipe_for, together, walk
 
 from gnomon.algorithms import GRPO
+from gnomon.core.errors import LearnerError
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.learner.worker_group import LocalWorkerGroup
+from gnomon.training.watchdog import run_with_watchdog
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -87,6 +92,31 @@ def test_strangers_at_the_ports_change_nothing(
     assert apart(distributed.state().tensors, wanted) == 0.0
     distributed.restore(first)
     assert walk(distributed, GRPO, batches) == measured
+
+
+def test_deaths_between_two_calls_are_noticed(
+    started: tuple[DistributedLearner, State], monkeypatch: pytest.MonkeyPatch
+):
+    """Killed, it is named, the others are ended, the wait for answers is cut short, and later calls say the same.
+
+    The last test that asks these processes: nobody is left.
+    """
+    monkeypatch.setattr("gnomon.learner.distributed._WATCH_SECONDS", 0.2)
+    distributed, _ = started
+    programs = [member.program for member in crew_of(distributed).members]
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(1.0, os.kill, programs[1].pid, signal.SIGKILL)
+        await run_with_watchdog(distributed.watch(), asyncio.sleep(60))
+
+    began = time.monotonic()
+    with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone: it was killed"):
+        asyncio.run(wait())
+    assert time.monotonic() - began < 10
+    with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone"):
+        distributed.state()
+    distributed.close()
+    assert None not in [program.poll() for program in programs]
 
 
 MEETING = """

@@ -1,9 +1,8 @@
-"""A learner's processes are looked after while nothing is asked of them."""
+"""A learner's processes are looked after while nothing is asked of them; one that dies: `test_strangers.py`."""
 
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -25,24 +24,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
 def hit(distributed: DistributedLearner, number: signal.Signals) -> None:
     """Send a signal to the second process."""
     os.kill(distributed.worker_group.members[1].program.pid, number)
-
-
-def test_deaths_between_two_calls_are_noticed():
-    """Killed, it is named, the others are ended, the wait for answers is cut short, and later calls say the same."""
-    with together(recipe_for(GRPO)) as distributed:
-        programs = [member.program for member in distributed.worker_group.members]
-
-        async def wait() -> None:
-            asyncio.get_running_loop().call_later(1.0, hit, distributed, signal.SIGKILL)
-            await run_with_watchdog(distributed.watch(), asyncio.sleep(60))
-
-        began = time.monotonic()
-        with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone: it was killed"):
-            asyncio.run(wait())
-        assert time.monotonic() - began < 10
-        with pytest.raises(LearnerError, match="process 1 of the learner's 2 is gone"):
-            distributed.state()
-    assert None not in [program.poll() for program in programs]
 
 
 @pytest.mark.slow
