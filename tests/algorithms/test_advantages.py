@@ -171,7 +171,7 @@ def test_truncated_responses_leave_the_loss_and_stay_in_the_statistics():
     [
         (lambda: GroupRelative(epsilon=-1.0), "GroupRelative.epsilon must be >= 0"),
         (lambda: TrackedBaseline(epsilon=-1.0), "TrackedBaseline.epsilon must be >= 0"),
-        (lambda: Returns(gamma=0.0), r"Returns.gamma must be in \(0, 1\]"),
+        (lambda: Returns(gamma=-0.1), r"Returns.gamma must be in \[0, 1\]"),
         (lambda: Returns(kl=-1.0), "Returns.kl must be >= 0"),
         (lambda: LeaveOneOut(kl=-1.0), "LeaveOneOut.kl must be >= 0"),
         (lambda: Whitened(Returns(), epsilon=0.0), "Whitened.epsilon must be > 0"),

@@ -38,6 +38,7 @@ from gnomon.algorithms import (
     PositiveNll,
     Ratio,
     Returns,
+    ReverseKl,
     SequenceMean,
     SequenceSum,
     StateRelative,
@@ -483,3 +484,17 @@ def test_positive_nll():
     parts = algorithm.loss(lp, lp, weighed, Statistics()).parts
 
     assert parts["positive_nll"] == approx(GOLDEN["vapo"]["nll_loss"], **exact)
+
+
+def test_distillation_pays_each_token_its_own_gap():
+    """Gaps -0.5, 1, 0.25 of trained tokens 0, 2, 3: at gamma 0 those; at 1 what follows too, 0.75, 1.25, 0.25.
+
+    At gamma 0.5: 0.25 -> 0.25; 1 + 0.125 = 1.125; -0.5 + 0.5625 = 0.0625. A row that was not graded gets 0.
+    """
+    mask = [[True, False, True, True], [True]]
+    proximal, reference = [[-1.0, -9.0, -2.0, -0.75], [-1.0]], [[-1.5, -1.0, -1.0, -0.5], [-0.1]]
+    batch = make_batch([0.0, None], mask, [0, 0], proximal=proximal, reference=reference)
+
+    for gamma, expected in ((0.0, [-0.5, 0, 1.0, 0.25]), (0.5, [0.0625, 0, 1.125, 0.25]), (1.0, [0.75, 0, 1.25, 0.25])):
+        assert ReverseKl(2.0, gamma).center(batch).tolist() == [approx([2 * x for x in expected], **exact), [0.0] * 4]
+        assert Returns(gamma, kl=1.0).center(batch)[0].tolist() == approx(expected, **exact)

@@ -9,6 +9,7 @@ import torch
 from gnomon.algorithms import (
     CISPO,
     GRPO,
+    NAMED,
     P3O,
     PRESETS,
     SPO,
@@ -188,7 +189,7 @@ def test_values_out_of_range_are_refused(make: object, message: str):
 def test_presets_are_called_by_their_name():
     """The table's keys are the names, and each says its paper and, where one is needed, how it differs."""
     assert all(name == preset.name and preset.paper for name, preset in PRESETS.items())
-    assert set(NOTES) == set(PRESETS)
+    assert set(NOTES) == set(NAMED)
 
 
 @pytest.mark.parametrize("algorithm", PRESETS.values(), ids=lambda a: a.name)

@@ -124,16 +124,16 @@ def test_the_scorer_gives_it_at_every_trained_token(make_model, make_batch, coun
     logits = model(input_ids=batch.tokens).logits[rows, batch.prompt_lengths[rows] + columns - 1] / batch.temperature
     wanted = kl_of_logits(logits, TopLogprobs(*(part[rows, columns] for part in top)))
 
-    assert scores.behavior_kl is not None
-    torch.testing.assert_close(scores.behavior_kl[batch.mask], wanted, rtol=1e-4, atol=1e-5)
-    assert not scores.behavior_kl[~batch.mask].any()
+    assert scores.anchor_kl is not None
+    torch.testing.assert_close(scores.anchor_kl[batch.mask], wanted, rtol=1e-4, atol=1e-5)
+    assert not scores.anchor_kl[~batch.mask].any()
     found, other = (
         torch.autograd.grad(each, list(model.parameters()), retain_graph=True, allow_unused=True)
-        for each in (scores.behavior_kl.sum(), wanted.sum())
+        for each in (scores.anchor_kl.sum(), wanted.sum())
     )
     for one, another in zip(found, other, strict=True):
         torch.testing.assert_close(one, another, rtol=1e-3, atol=1e-4)
-    assert scorer(batch.tokens, batch.prompt_lengths, batch.mask).behavior_kl is None
+    assert scorer(batch.tokens, batch.prompt_lengths, batch.mask).anchor_kl is None
 
 
 def distributions(batch: Batch, count: int) -> TopLogprobs:

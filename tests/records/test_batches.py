@@ -201,7 +201,17 @@ def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
     assert torch.equal(read.current, torch.where(written.mask, current, 0.0))
     assert read.batch.lengths.tolist() == lengths.tolist()
     absent = {f.name for f in fields(Batch) if getattr(read.batch, f.name) is None}
-    assert absent == {"routing", "free_routing", "advantages", "returns", "weights", "top_tokens", "top_logprobs"}
+    assert absent == {
+        "routing",
+        "free_routing",
+        "advantages",
+        "returns",
+        "weights",
+        "top_tokens",
+        "top_logprobs",
+        "hints",
+        "hint_lengths",
+    }
 
 
 def test_without_current_the_first_inner_step_is_meant(tmp_path: Path):

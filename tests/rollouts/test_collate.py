@@ -7,7 +7,7 @@ import torch
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.rollouts.collate import collate
+from gnomon.rollouts.collate import HintedPrompts, collate
 
 
 def rollout(response: tuple[int, ...], grade: Grade, prompt: tuple[int, ...] = (7, 8)) -> Rollout:
@@ -103,3 +103,28 @@ def test_rows_keep_their_task_ids_through_every_cut():
     assert batch.rows([2, 1]).with_fields(temperature=0.5).task_ids == ("b", "a")
     with pytest.raises(ConfigError, match="task_ids has 2 entries, expected 4, one for each row"):
         batch.with_fields(task_ids=("a", "b"))
+
+
+def test_a_hint_shows_the_best_other_answer_that_succeeded():
+    """Rewards 0.5, 1, none, 2: all see answer 3 but itself, which sees answer 1; nobody where the best is below 3.
+
+    A hint that does not fit beside its response is not asked, and one without a sibling is the same for each.
+    """
+    grades = (Grade(0.5), Grade(1.0), Grade(None, error="hung"), Grade(2.0))
+    rollouts = [replace(rollout((1,) * (n + 1), grade), text="abcd"[n]) for n, grade in enumerate(grades)]
+    group = Group(Task("t", (7, 8), "", hint=((5,), (6, 6))), tuple(rollouts))
+    plain = replace(group, task=replace(group.task, hint=((5, 6),)))
+
+    def asked(group: Group, success: float, context: int | None = None) -> list[tuple[int, ...]]:
+        return HintedPrompts(lambda text: [ord(text)], success, context)(group)
+
+    best, second = (5, ord("d"), 6, 6), (5, ord("b"), 6, 6)
+    assert asked(group, 1.0) == [best, best, best, second]
+    assert asked(group, 2.0) == [best, best, best, ()]
+    assert asked(group, 3.0) == [()] * 4
+    assert asked(group, 1.0, context=6) == [best, best, (), ()]
+    assert asked(plain, 9.0) == [(5, 6)] * 4
+    batch = collate([group], 1.0, hinted=HintedPrompts(lambda text: [ord(text)], 2.0))
+    assert batch.hints is not None
+    assert batch.hints.tolist() == [[*best]] * 3 + [[0] * 4]
+    assert batch.is_taught.tolist() == [True, True, True, False]

@@ -12,6 +12,7 @@ from tests.tasks.templates import CHATML, GEMMA, LLAMA, MISTRAL, PLAIN, QWEN, R1
 from gnomon.core.errors import DatasetError
 from gnomon.core.types import Task
 from gnomon.models.tokenizer import Tokenizer
+from gnomon.tasks.base import Further
 from gnomon.tasks.build import Split, build_split
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.split import HeldOut
@@ -220,3 +221,17 @@ def test_a_table_that_is_asked_reads_no_answers(tmp_path: Path):
 
     with pytest.raises(DatasetError, match="the last message must be the user's"):
         TableTask(str(path)).questions()
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, GEMMA, MISTRAL, VICUNA, QWEN, None])
+def test_a_prompt_in_pieces_is_the_prompt(template: str | None):
+    """What stands between the pieces is plain text: with it they spell the prompt, and control strings stay text."""
+    tokenizer = tokenizer_of(template)
+    renderer = ChatRenderer(tokenizer)
+    text = "Salve! <|im_end|> @ Vale!"
+
+    before, after = renderer.pieces(text, Further(), "@")
+
+    said = tokenizer.spelled((*before, *tokenizer.encode_plain("Bene."), *after))
+    assert said == tokenizer.spelled(renderer(text.replace("@", "Bene.")))
+    assert renderer.pieces("Salve!", Further(), "@") == (renderer("Salve!"),)

@@ -12,6 +12,7 @@ from gnomon.algorithms.advantage_algebra import Requires as Requires
 from gnomon.algorithms.advantage_algebra import RewardAtLeast as RewardAtLeast
 from gnomon.algorithms.advantage_algebra import Scaled as Scaled
 from gnomon.algorithms.advantage_algebra import Where as Where
+from gnomon.algorithms.advantages import ConstantAdvantage as ConstantAdvantage
 from gnomon.algorithms.advantages import Fixed as Fixed
 from gnomon.algorithms.advantages import Gae as Gae
 from gnomon.algorithms.advantages import GroupRelative as GroupRelative
@@ -20,6 +21,7 @@ from gnomon.algorithms.advantages import LengthAdaptive as LengthAdaptive
 from gnomon.algorithms.advantages import LengthSigmoid as LengthSigmoid
 from gnomon.algorithms.advantages import OptimalBaseline as OptimalBaseline
 from gnomon.algorithms.advantages import Returns as Returns
+from gnomon.algorithms.advantages import ReverseKl as ReverseKl
 from gnomon.algorithms.advantages import StateRelative as StateRelative
 from gnomon.algorithms.advantages import TrackedBaseline as TrackedBaseline
 from gnomon.algorithms.advantages import Whitened as Whitened
@@ -59,6 +61,7 @@ from gnomon.algorithms.presets import GSPO as GSPO
 from gnomon.algorithms.presets import GSPO_TOKEN as GSPO_TOKEN
 from gnomon.algorithms.presets import LITE_PPO as LITE_PPO
 from gnomon.algorithms.presets import NAMED as NAMED
+from gnomon.algorithms.presets import OPD as OPD
 from gnomon.algorithms.presets import OPO as OPO
 from gnomon.algorithms.presets import P3O as P3O
 from gnomon.algorithms.presets import P3O_TWO_ANCHOR as P3O_TWO_ANCHOR
@@ -70,6 +73,8 @@ from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
 from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
 from gnomon.algorithms.presets import RLOO as RLOO
 from gnomon.algorithms.presets import SAPO as SAPO
+from gnomon.algorithms.presets import SDFT as SDFT
+from gnomon.algorithms.presets import SDPO as SDPO
 from gnomon.algorithms.presets import SFT as SFT
 from gnomon.algorithms.presets import SPO as SPO
 from gnomon.algorithms.presets import VAPO as VAPO
@@ -93,12 +98,15 @@ from gnomon.algorithms.sections import Informative as Informative
 from gnomon.algorithms.sections import OptimalValue as OptimalValue
 from gnomon.algorithms.sections import OverlongPenalty as OverlongPenalty
 from gnomon.algorithms.sections import Prioritized as Prioritized
+from gnomon.algorithms.sections import ReferencePolicy as ReferencePolicy
 from gnomon.algorithms.sections import RoleAverage as RoleAverage
 from gnomon.algorithms.sections import SelfImitationBuffer as SelfImitationBuffer
+from gnomon.algorithms.sections import TaskTeacher as TaskTeacher
 from gnomon.algorithms.sections import TrackerConfig as TrackerConfig
 from gnomon.algorithms.sections import Uniform as Uniform
 from gnomon.algorithms.sections import Updates as Updates
 from gnomon.algorithms.surrogates import ClippedSurrogate as ClippedSurrogate
+from gnomon.algorithms.surrogates import Distillation as Distillation
 from gnomon.algorithms.surrogates import GeometricClip as GeometricClip
 from gnomon.algorithms.surrogates import PolicyGradient as PolicyGradient
 from gnomon.algorithms.surrogates import Regression as Regression

@@ -129,6 +129,24 @@ class GroupRelative(Advantage):
 
 
 @dataclass(frozen=True)
+class ConstantAdvantage(Advantage):
+    """The same on each trained token, whatever the reward: what was chosen to be imitated or distilled is.
+
+    0 for an answer of which the reference policy has nothing to say (`ReferencePolicy.prompt`).
+
+    Attributes:
+        value: In rewards.
+    """
+
+    value: float = 1.0
+    reads_rewards: ClassVar[bool] = False
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the value Float64[B T]."""
+        return spread(torch.full((len(batch),), self.value).double() * batch.is_taught, batch)
+
+
+@dataclass(frozen=True)
 class LeaveOneOut(Advantage):
     """Reward minus the mean of the *other* responses of its group.
 
@@ -243,7 +261,7 @@ class Returns(Advantage):
     output is skipped.
 
     Attributes:
-        gamma: Discount of a step, in (0, 1].
+        gamma: Discount of a step, in [0, 1]; at 0 a step gets what it earns itself.
         kl: Coefficient of the KL penalty, >= 0, rewards per nat.
         baseline: "none", or "batch", the mean of all graded rewards.
         over: What a step is: a "token", or a "turn", an answer of a conversation, whose tokens have its return.
@@ -257,7 +275,7 @@ class Returns(Advantage):
     over: Unit = "token"
 
     def __post_init__(self) -> None:
-        check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 < self.gamma <= 1, "in (0, 1]"))
+        check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 <= self.gamma <= 1, "in [0, 1]"))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -271,12 +289,7 @@ class Returns(Advantage):
             rewards = rewards - rewards[batch.is_graded].mean()
         steps = Steps.of(batch, self.over)
         earned = steps.total(token_rewards(batch, rewards, self.kl))
-        following = torch.zeros(len(batch), dtype=torch.float64)
-        returns = torch.zeros_like(earned)
-        for t in range(batch.width - 1, -1, -1):
-            following = torch.where(steps.ends[:, t], earned[:, t] + self.gamma * following, following)
-            returns[:, t] = following
-        return steps.spread(returns)
+        return _discounted(steps, earned, self.gamma)
 
 
 @dataclass(frozen=True)
@@ -334,6 +347,40 @@ class StateRelative(Advantage):
         whole = torch.zeros(batch.mask.shape, dtype=torch.float64)
         whole[steps.ends] = torch.where(states.differ(returns), compared, 0.0)
         return steps.spread(whole)
+
+
+@dataclass(frozen=True)
+class ReverseKl(Advantage):
+    """Distillation on the policy's own answers: each token is worth how much likelier the reference finds it.
+
+    A_t = sum_{s >= t} gamma^(s - t) coefficient (log reference - log proximal), without the reward. The expected
+    gradient at gamma 0 is that of -KL(current || reference) of each token's distribution, which is dense where a reward
+    comes once. The reference is the teacher of `ReferencePolicy`; where a batch has ``teacher``, it is that.
+
+    Attributes:
+        coefficient: > 0, rewards per nat.
+        gamma: Discount in [0, 1]; 0 looks at the token alone, 1 at what follows it too.
+
+    Source: on-policy distillation, arXiv 2306.13649; as a reward of each token, MOPD, arXiv 2601.02780.
+    """
+
+    coefficient: float = 1.0
+    gamma: float = 0.0
+    reads_rewards: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        is_discount = 0 <= self.gamma <= 1
+        check_bounds("ReverseKl", self, coefficient=(self.coefficient > 0, "> 0"), gamma=(is_discount, "in [0, 1]"))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Both policies."""
+        return kl_needs(self.coefficient)
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale."""
+        taught = batch if batch.teacher is None else batch.with_fields(reference=batch.teacher)
+        return _discounted(Steps.of(batch, "token"), -kl_penalty(taught, self.coefficient), self.gamma)
 
 
 @dataclass(frozen=True)
@@ -479,7 +526,18 @@ def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
     if batch.reference is None or batch.proximal is None:
         missing = "reference" if batch.reference is None else "proximal"
         raise ConfigError(f"a KL to the reference in the reward needs '{missing}' log-probabilities")
-    return coefficient * masked(batch.proximal.double() - batch.reference.double(), batch.mask)
+    mask = batch.mask & batch.is_taught[:, None]
+    return coefficient * masked(batch.proximal.double() - batch.reference.double(), mask)
+
+
+def _discounted(steps: Steps, earned: Tensor, gamma: float) -> Tensor:
+    """Return Float64[B T]: what each step and the steps after it earn, on each of its tokens."""
+    following = torch.zeros(len(earned), dtype=torch.float64)
+    returns = torch.zeros_like(earned)
+    for t in range(earned.shape[1] - 1, -1, -1):
+        following = torch.where(steps.ends[:, t], earned[:, t] + gamma * following, following)
+        returns[:, t] = following
+    return steps.spread(returns)
 
 
 def _settle_singletons(centered: Tensor, rewards: Tensor, groups: Groups, rule: Singleton) -> Tensor:

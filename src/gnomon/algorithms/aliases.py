@@ -40,7 +40,7 @@ _SCALES: Mapping[Any, str] = {
 
 _ROUTINGS: Mapping[str, str] = {"R2": "proximal", "R3": "behavior"}
 FORMER: Mapping[str, str] = {
-    "Constant": "UnitAdvantage",
+    "Constant": "ConstantAdvantage",
     "CriticPlan": "CriticConfig",
     "Ewma": "EmaProximal",
     "LengthWeighted": "OptimalBaseline",

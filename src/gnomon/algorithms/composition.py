@@ -34,6 +34,7 @@ from gnomon.algorithms.sections import (
     OptimalValue,
     OverlongPenalty,
     Prioritized,
+    ReferencePolicy,
     RoleAverage,
     SelfImitationBuffer,
     TrackerConfig,
@@ -72,6 +73,7 @@ class Composition:
         critic: The value model, for advantages that read values.
         proximal: The policy that ratios are relative to: the learner's weights when the step began, or a moving average
             of them.
+        reference: The policy that a KL or a regression is to: the first weights, their moving average, or a teacher.
         replay: Imitation of the best answers so far.
         scope: Tokens over which an effective sample size is computed: the whole optimizer "step"; each "micro_batch",
             as in P3O's reference code (the loss then depends on how a step is cut); or "lagged", the previous step's,
@@ -99,6 +101,7 @@ class Composition:
     mask_truncated: bool = False
     critic: CriticConfig | None = None
     proximal: EmaProximal | None = None
+    reference: ReferencePolicy = field(default=ReferencePolicy())
     replay: SelfImitationBuffer | None = None
     scope: Literal["step", "micro_batch", "lagged"] = "step"
     routing: Literal["free", "proximal", "behavior"] = "free"
@@ -125,7 +128,7 @@ class Composition:
         # The critic has moved the weights by then, so the current policy is not the one that the step began with.
         if is_moved_first or (reads_proximal and is_apart):
             needs |= {"proximal"}
-        if self.ratio.anchor == "reference":
+        if self.ratio.anchor == "reference" or self.reference_top is not None:
             needs |= {"reference"}
         if self.routing == "proximal" and is_apart:
             needs |= {"routing"}
@@ -211,8 +214,16 @@ class Composition:
     @property
     def top_logprobs(self) -> int | None:
         """Likeliest tokens of behavior that a piece reads at each position, 0 for all; None where none reads any."""
-        asked = [getattr(piece, "top_logprobs", None) for piece in self.regularizers]
-        return next((count for count in asked if count is not None), None)
+        return self._asked("top_logprobs")
+
+    @property
+    def reference_top(self) -> int | None:
+        """The same of the reference policy."""
+        return self._asked("reference_top")
+
+    def _asked(self, name: str) -> int | None:
+        counts = [getattr(piece, name, None) for piece in (self.surrogate, *self.regularizers)]
+        return next((count for count in counts if count is not None), None)
 
     def statistics(self, current: Tensor, batch: Batch) -> Statistics:
         """Return effective sizes of the ratios over trained tokens, and the sums that pieces ask for.
@@ -249,7 +260,7 @@ class Composition:
         return sums
 
     def loss(
-        self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics, behavior_kl: Tensor | None = None
+        self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics, anchor_kl: Tensor | None = None
     ) -> Loss:
         """Return the loss of one cut of a weighed minibatch; cuts' losses and gradients add to the whole's.
 
@@ -259,17 +270,17 @@ class Composition:
             cut: Rows of a weighed minibatch; all segments of a rollout, or none.
             statistics: Of the whole optimizer step, or of the one before it, as `scope` says; not read when that is
                 "micro_batch".
-            behavior_kl: KL to behavior over whole distributions, Float[B T], in nats, with a gradient; for algorithms
-                with `top_logprobs`.
+            anchor_kl: KL to behavior or reference over whole distributions, Float[B T], in nats, with a gradient; for
+                algorithms with `top_logprobs` or `reference_top`.
         """
         assert cut.weights is not None, "weigh the minibatch before cutting it"
         if self.scope == "micro_batch":
             statistics = self.statistics(current, cut)
         segments = Segments.of(cut)
         current, entropy, cut = segments.join(current), segments.join(entropy), segments.whole(cut)
-        behavior_kl = None if behavior_kl is None else segments.join(behavior_kl)
+        anchor_kl = None if anchor_kl is None else segments.join(anchor_kl)
         assert cut.weights is not None, "whole keeps them"
-        view = replace(self.view(current, entropy, cut, statistics), behavior_kl=behavior_kl)
+        view = replace(self.view(current, entropy, cut, statistics), anchor_kl=anchor_kl)
         per_token, metrics = self.surrogate(view)
         if self.correction is not None:
             factor, measured = self.correction(view)

@@ -14,6 +14,7 @@ from gnomon.algorithms.build import to_table
 from gnomon.algorithms.formulas import formula, plain
 from gnomon.algorithms.pieces import choices, members, slots
 from gnomon.algorithms.presets import NAMED, PRESETS
+from gnomon.algorithms.sections import ReferencePolicy
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.tables import canonical
@@ -40,7 +41,8 @@ def describe(algorithm: Algorithm) -> str:
     lines = [algorithm.name, *_wrap("paper", algorithm.paper)]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
-        is_unsaid = value is None or value == () or (isinstance(value, bool | str) and value == f.default)
+        is_usual = isinstance(value, bool | str | ReferencePolicy) and value == f.default
+        is_unsaid = value is None or value == () or is_usual
         if f.name not in ("name", "paper") and not is_unsaid:
             shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
             lines += _wrap(f.name, shown)

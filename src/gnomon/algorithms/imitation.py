@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.advantages import spread
+from gnomon.algorithms.advantages import ConstantAdvantage, spread
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import TokenMean
@@ -16,18 +16,6 @@ from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.algorithms.surrogates import PolicyGradient
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch
-
-
-@dataclass(frozen=True)
-class UnitAdvantage(Advantage):
-    """Advantage 1 on each trained token, whatever the reward: what was chosen to be imitated is imitated.
-
-    Source: a review of VAPO, its self-imitation buffer of correct responses.
-    """
-
-    def center(self, batch: Batch) -> Tensor:
-        """Return ones Float64[B T]."""
-        return spread(torch.ones(len(batch), dtype=torch.float64), batch)
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ def imitation(plan: SelfImitationBuffer, critic: CriticConfig | None = None) -> 
     return Algorithm(
         name="self-imitation",
         paper="Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635",
-        advantage=PositiveAdvantage() if is_surplus else UnitAdvantage(),
+        advantage=PositiveAdvantage() if is_surplus else ConstantAdvantage(),
         ratio=Ratio(),
         surrogate=PolicyGradient(Unbounded()),
         aggregate=TokenMean(),

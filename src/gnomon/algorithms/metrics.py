@@ -69,7 +69,8 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
     advantage/std: of r - baseline, before any scale, population. advantage/near_zero_fraction and
     advantage/negligible_fraction: responses with |r - baseline| <= 0.02 and <= 0.0001 on every token.
     advantage/exact_zero_fraction: responses whose final advantages are all exactly 0, so that they train
-    nothing; for group baselines these are the degenerate groups.
+    nothing; for group baselines these are the degenerate groups. advantage/taught_fraction: responses of which the
+    reference policy was asked with a hint; the others had no answer of the group to be shown.
     Source: SPO, arXiv 2509.13232 (the two thresholds).
     """
     batch = Segments.of(batch).whole(batch)
@@ -86,8 +87,10 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
     def share(condition: Tensor) -> Mean:
         return Mean(float(condition.sum()), count)
 
+    taught = {} if batch.hint_lengths is None else {"advantage/taught_fraction": share(batch.is_taught[rows])}
     return Metrics.of(
-        {
+        taught
+        | {
             "advantage/mean": Mean(float(per_row.sum()), count),
             "advantage/std": Last(float(per_row.std(correction=0))),
             "advantage/abs_max": Max(float(values.abs().max())),

@@ -267,7 +267,7 @@ def _try_advantage(trial: _Trial) -> None:
 
 def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
     """Refuse advantages that do not depend on rewards, or that are higher where rewards are lower."""
-    if any(trial.draws):
+    if any(trial.draws) or not getattr(trial.piece, "reads_rewards", True):
         return
     other = batch.with_fields(rewards=1 - batch.rewards)
     found = masked(_estimated(trial, other)[0], batch.mask)

@@ -17,6 +17,7 @@ from gnomon.algorithms.advantage_algebra import (
     Where,
 )
 from gnomon.algorithms.advantages import (
+    ConstantAdvantage,
     Fixed,
     Gae,
     GroupRelative,
@@ -26,6 +27,7 @@ from gnomon.algorithms.advantages import (
     LengthSigmoid,
     OptimalBaseline,
     Returns,
+    ReverseKl,
     StateRelative,
     TrackedBaseline,
     Whitened,
@@ -43,16 +45,25 @@ from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, Seq
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, RatioBound, Unbounded
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
-from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
+from gnomon.algorithms.surrogates import (
+    ClippedSurrogate,
+    Distillation,
+    GeometricClip,
+    PolicyGradient,
+    Regression,
+    SigmoidGate,
+)
 from gnomon.core.errors import ConfigError, unknown
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
     Advantage: (
+        ConstantAdvantage,
         GroupRelative,
         LeaveOneOut,
         OptimalBaseline,
         Returns,
         StateRelative,
+        ReverseKl,
         TrackedBaseline,
         Gae,
         Whitened,
@@ -64,7 +75,7 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
     ),
     Condition: (RewardAtLeast, InRole),
     LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
-    Surrogate: (ClippedSurrogate, PolicyGradient, SigmoidGate, GeometricClip, Regression),
+    Surrogate: (ClippedSurrogate, PolicyGradient, SigmoidGate, GeometricClip, Regression, Distillation),
     RatioBound: (Clip, Cap, EssCap, Unbounded),
     Correction: (TruncatedIS, MaskedIS, RejectionSampling, OffPolicyMask, ProbabilityMask, Capped),
     Regularizer: (Kl, EssKl, Entropy, PositiveNll, SelfImitation),

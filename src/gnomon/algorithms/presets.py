@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gnomon.algorithms.advantage_algebra import AdvantageSum, Normalized, PerReward, Scaled
 from gnomon.algorithms.advantages import (
+    ConstantAdvantage,
     Fixed,
     Gae,
     GroupRelative,
@@ -17,6 +18,7 @@ from gnomon.algorithms.advantages import (
     LengthSigmoid,
     OptimalBaseline,
     Returns,
+    ReverseKl,
     StateRelative,
     TrackedBaseline,
     Whitened,
@@ -33,12 +35,20 @@ from gnomon.algorithms.sections import (
     OptimalValue,
     OverlongPenalty,
     Prioritized,
+    ReferencePolicy,
     RoleAverage,
     SelfImitationBuffer,
     TrackerConfig,
     Updates,
 )
-from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
+from gnomon.algorithms.surrogates import (
+    ClippedSurrogate,
+    Distillation,
+    GeometricClip,
+    PolicyGradient,
+    Regression,
+    SigmoidGate,
+)
 
 REINFORCE = Algorithm(
     name="reinforce",
@@ -312,6 +322,16 @@ DECOUPLED_PPO = Algorithm(
     num_generations=16,
 )
 
+OPD = Algorithm(
+    name="opd",
+    paper="On-Policy Distillation of Language Models, arXiv 2306.13649; per-token reverse KL, arXiv 2601.02780",
+    advantage=ReverseKl(),
+    ratio=Ratio(),
+    surrogate=PolicyGradient(Unbounded()),
+    aggregate=TokenMean(),
+    num_generations=4,
+)
+
 PRESETS: Mapping[str, Algorithm] = {
     preset.name: preset for preset in list(globals().values()) if isinstance(preset, Algorithm)
 }
@@ -324,5 +344,30 @@ SFT = replace(
 )
 """The dataset's answers with reward 1: the loss is the mean negative log-likelihood of a token (`gnomon sft`)."""
 
-NAMED: Mapping[str, Algorithm] = {**PRESETS, SFT.name: SFT}
-"""All algorithms that have a name: those of reinforcement learning, and supervised fine-tuning."""
+SDFT = Algorithm(
+    name="sdft",
+    paper="Self-Distillation Enables Continual Learning, arXiv 2601.19897",
+    advantage=ConstantAdvantage(),
+    ratio=Ratio(),
+    surrogate=Distillation(),
+    aggregate=TokenMean(),
+    num_generations=1,
+    reference=ReferencePolicy(
+        "average", decay=0.98, prompt="{question}\n\nOne answer is:\n{answer}\n\nAnswer in your own words."
+    ),
+)
+"""The policy learns its own distribution given a demonstration: {answer} of each row."""
+
+SDPO = replace(
+    SDFT,
+    name="sdpo",
+    paper="Reinforcement Learning via Self-Distillation, arXiv 2601.20802",
+    num_generations=8,
+    reference=ReferencePolicy(
+        "average", prompt="{question}\n\nA correct answer is:\n{sibling}\n\nNow answer the question correctly."
+    ),
+)
+"""The policy learns its own distribution given another answer of the group that succeeded."""
+
+NAMED: Mapping[str, Algorithm] = {**PRESETS, **{other.name: other for other in (SFT, SDFT, SDPO)}}
+"""All algorithms that have a name: also those that no recorded batch of log-probabilities has enough for."""

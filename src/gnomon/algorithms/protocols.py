@@ -28,8 +28,8 @@ class LossInputs:
             ``current`` without its gradient, since both are the same policy then.
         log_ratio: Log-ratio of the algorithm's `Ratio`, Float[B T], 0 where masked.
         statistics: Effective sample sizes in the algorithm's scope, and the sums that pieces asked for.
-        behavior_kl: KL(current || behavior) over the distributions of each token, Float[B T], in nats, with a gradient;
-            None unless a piece asked for it (`EssKl`).
+        anchor_kl: KL(current || anchor) over the distributions of each token, Float[B T], in nats, with a gradient; the
+            anchor is behavior or the reference, as the piece asked (`EssKl`, `Distillation`), None where none did.
     """
 
     batch: Batch
@@ -38,7 +38,7 @@ class LossInputs:
     proximal: Tensor
     log_ratio: Tensor
     statistics: Statistics
-    behavior_kl: Tensor | None = None
+    anchor_kl: Tensor | None = None
 
     @property
     def advantages(self) -> Tensor:
@@ -86,6 +86,11 @@ class Advantage(Protocol):
     def minimum_generations(self) -> int:
         """Smallest number of rollouts of a prompt with which the estimate means something; by default 1."""
         return 1
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether rewards decide; by default they do. A distance to a teacher needs none."""
+        return True
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages before any scale.

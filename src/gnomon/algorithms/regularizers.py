@@ -13,7 +13,7 @@ from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 
-Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased"]
+Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased", "exact"]
 CLAMP = 20.0
 
 
@@ -40,6 +40,7 @@ class Kl(_Weighted):
     | k2         | d^2 / 2               | d                    | of KL(current || anchor), on policy       |
     | k3         | exp(-d) - 1 + d       | 1 - exp(-d)          | of KL(anchor || current): the *other* one |
     | unbiased   | rho (exp(-d) - 1 + d) | rho d                | of KL(current || anchor), for any samples |
+    | exact      | over distributions    | its own              | KL(current || reference) of each token    |
 
     The default is right for few updates a step; "unbiased" for stale samples; "k3" is what GRPO printed. Exponents are
     bounded to +-20 in value and slope, so that a bounded token is still pushed the right way.
@@ -47,6 +48,7 @@ class Kl(_Weighted):
     Attributes:
         anchor: "reference" (frozen) or "behavior" (what sampled).
         coefficient: >= 0; at 0 nothing is scored.
+        top_k: Of "exact", the likeliest tokens of the reference that are told apart, as in `Distillation`.
 
     Source: Schulman, "Approximating KL divergence", 2020; k3 in GRPO, arXiv 2402.03300; k2's gradient, arXiv
     2501.03262; rho k3, DeepSeek-V3.2.
@@ -55,9 +57,17 @@ class Kl(_Weighted):
     anchor: Literal["reference", "behavior"] = "reference"
     coefficient: float = 0.0
     estimator: Estimator = "k2_grad_k3"
+    top_k: int = 0
 
     def __post_init__(self) -> None:
-        check_bounds("Kl", self, coefficient=(self.coefficient >= 0, ">= 0"))
+        is_exact = self.estimator == "exact"
+        check_bounds(
+            "Kl",
+            self,
+            coefficient=(self.coefficient >= 0, ">= 0"),
+            top_k=(self.top_k >= 0 and (is_exact or not self.top_k), '0, or with estimator = "exact" above it'),
+            anchor=(not is_exact or self.anchor == "reference", '"reference" with estimator = "exact"'),
+        )
 
     @property
     def name(self) -> str:
@@ -70,6 +80,11 @@ class Kl(_Weighted):
         reads = self.anchor == "reference" and self.coefficient > 0
         return frozenset({"reference"}) if reads else frozenset()
 
+    @property
+    def reference_top(self) -> int | None:
+        """Likeliest tokens of the reference that it reads, 0 for all; None for none."""
+        return self.top_k if self.estimator == "exact" and self.coefficient > 0 else None
+
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""
         if self.coefficient == 0:
@@ -78,7 +93,8 @@ class Kl(_Weighted):
         anchor = batch.behavior if self.anchor == "behavior" else batch.reference
         if anchor is None:
             raise ConfigError("a KL to the reference needs 'reference' log-probabilities; score them first")
-        estimate = kl_estimate(view, anchor, self.estimator)
+        is_exact = self.estimator == "exact"
+        estimate = exact_kl(view, "Kl") if is_exact else kl_estimate(view, anchor, self.estimator)
         return self.coefficient * estimate, Metrics.of(
             {f"loss/{self.name}_estimate_nats": average(estimate, batch.mask)}
         )
@@ -140,15 +156,8 @@ class EssKl(Regularizer):
         if self.anchor == "mixture":
             anchor = _mixture(view, 1 - e, 1 - other)
             e = smallest(e, other)
-        if self.estimator != "exact":
-            estimate = kl_estimate(view, anchor, self.estimator)
-        elif view.behavior_kl is not None:
-            estimate = masked(view.behavior_kl, view.batch.mask)
-        else:
-            raise ConfigError(
-                'EssKl: estimator = "exact" needs the distributions that the tokens were drawn from, and the batch has '
-                'none: the engine returned no Completion.top, or it is a recorded batch; set estimator = "unbiased"'
-            )
+        is_exact = self.estimator == "exact"
+        estimate = exact_kl(view, "EssKl") if is_exact else kl_estimate(view, anchor, self.estimator)
         factor = 1 - e
         measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
         return factor * estimate, measured
@@ -257,9 +266,25 @@ def _mixture(view: LossInputs, of_behavior: float, of_proximal: float) -> Tensor
     return torch.logaddexp(masked(behavior, mask) + first, masked(view.proximal, mask) + second)
 
 
+def exact_kl(view: LossInputs, piece: str) -> Tensor:
+    """Return KL(current || anchor) over the distributions of each token Float[B T], 0 where masked or not taught.
+
+    Raises:
+        ConfigError: The batch has no distributions.
+    """
+    if view.anchor_kl is None:
+        raise ConfigError(
+            f"{piece} needs the distributions of each token, and the batch has none: the engine returned no "
+            'Completion.top, or it is a recorded batch; set estimator = "unbiased", or train on it'
+        )
+    return masked(view.anchor_kl, view.batch.mask & view.batch.is_taught[:, None])
+
+
 def kl_estimate(view: LossInputs, anchor: Tensor, estimator: Estimator) -> Tensor:
     """Return the estimate of each token Float[B T], 0 where masked, with the slope of the table in `Kl`."""
     mask = view.batch.mask
+    if anchor is view.batch.reference:
+        mask = mask & view.batch.is_taught[:, None]
     current = masked(view.current, mask)
     d = masked(view.current.detach() - anchor, mask)
     # Bounded before exp. Value and slope apart: a clamp in the graph would turn the sign of k3's slope.

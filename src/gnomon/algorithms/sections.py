@@ -208,6 +208,71 @@ class EmaProximal:
 
 
 @dataclass(frozen=True)
+class TaskTeacher:
+    """The reference of one part of a mixture of tasks.
+
+    Attributes:
+        task: The part's name, with which the ids of its questions begin.
+        model: A folder, the folder of a run, or the name of a model.
+
+    Source: multi-teacher on-policy distillation (MOPD), arXiv 2601.02780.
+    """
+
+    task: str
+    model: str
+
+
+@dataclass(frozen=True)
+class ReferencePolicy:
+    """Whose log-probabilities the reference has: the policy's own of some time, or a teacher's.
+
+    Attributes:
+        model: "start", the policy's first weights; "average", a moving average of its weights; "policy", its weights as
+            each step begins, which differ by ``prompt`` alone; or a teacher: a folder, the folder of a run (its newest
+            checkpoint), or the name of a model. The token strings of a teacher are the policy's.
+        tasks: Teachers of the parts of a mixture, {task, model} each; ``model`` is that of the other parts.
+        decay: Of "average", in (0, 1); see `EmaProximal`.
+        precision: Of a teacher; "auto" is the learner's.
+        trust_remote_code: Whether code in a teacher's folder may run.
+        prompt: What the reference is asked in place of the question, so that it knows more: text with {question},
+            columns of the row as {NAME}, such as {answer}, and {sibling}, the best other answer of the group. "" asks
+            the same. A row without such an answer is not taught.
+        success: Least reward of a {sibling}.
+
+    Source: another prompt for the policy itself, SDFT, arXiv 2601.19897; with a solution of the group, SDPO, arXiv
+        2601.20802.
+    """
+
+    model: str = "start"
+    tasks: tuple[TaskTeacher, ...] = ()
+    decay: float = 0.95
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    trust_remote_code: bool = False
+    prompt: str = ""
+    success: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.prompt and "{question}" not in self.prompt:
+            raise ConfigError(f"reference.prompt = {self.prompt[:60]!r} has no {{question}}; write it where it stands")
+        if self.model == "policy" and not self.prompt:
+            raise ConfigError(
+                'reference.model = "policy" is the policy itself, and with the same prompt the distance is 0; set '
+                'reference.prompt to what it shall know, such as "{question} (The answer is {answer}.)", or model = '
+                '"average"'
+            )
+        check_bounds("reference", self, decay=(0 < self.decay < 1, "in (0, 1)"), model=(bool(self.model), "a name"))
+        named = [teacher.task for teacher in self.tasks]
+        if len(set(named)) < len(named):
+            raise ConfigError(f"reference.tasks names a task twice: {named}; one teacher each")
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The other models that it computes with, each once."""
+        own = () if self.model in ("start", "average", "policy") else (self.model,)
+        return tuple(dict.fromkeys((*own, *(teacher.model for teacher in self.tasks))))
+
+
+@dataclass(frozen=True)
 class SelfImitationBuffer:
     """Imitation of the best responses so far: a buffer of them, and updates of their own every few steps.
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gnomon.algorithms.advantage_algebra import Normalized
-from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, TrackedBaseline, Whitened
+from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, ReverseKl, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
 from gnomon.algorithms.critic import CriticConfig
@@ -19,8 +19,24 @@ from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
-from gnomon.algorithms.sections import Greso, OptimalValue, Prioritized, RoleAverage, TrackerConfig, Uniform, Updates
-from gnomon.algorithms.surrogates import ClippedSurrogate, GeometricClip, PolicyGradient, Regression, SigmoidGate
+from gnomon.algorithms.sections import (
+    Greso,
+    OptimalValue,
+    Prioritized,
+    ReferencePolicy,
+    RoleAverage,
+    TrackerConfig,
+    Uniform,
+    Updates,
+)
+from gnomon.algorithms.surrogates import (
+    ClippedSurrogate,
+    Distillation,
+    GeometricClip,
+    PolicyGradient,
+    Regression,
+    SigmoidGate,
+)
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError
 
@@ -142,6 +158,7 @@ _SEQUENCE_MEAN = Fix("aggregate", SequenceMean())
 _TOKEN_LEVEL = Fix("ratio.level", "token")
 _TO_PROXIMAL, _TO_BEHAVIOR = Fix("ratio.anchor", "proximal"), Fix("ratio.anchor", "behavior")
 _NO_AVERAGE = Fix("proximal", None)
+_FIRST_REFERENCE = Fix("reference", ReferencePolicy())
 _TRACKER, _CRITIC = Fix("tracker", TrackerConfig()), Fix("critic", CriticConfig())
 
 
@@ -281,6 +298,11 @@ def _surrogate(algorithm: Composition) -> Iterator[Refusal]:
             _NO_CORRECTION,
             Fix("surrogate", ClippedSurrogate()),
         )
+    if isinstance(surrogate, Distillation) and algorithm.correction is not None:
+        yield _refuse(
+            "Distillation is over the distribution of each token, and a correction would weigh the one that was drawn",
+            _NO_CORRECTION,
+        )
     if isinstance(surrogate, GeometricClip) and ratio.level != "token":
         yield _refuse(f"GeometricClip averages tokens itself, but the ratio is of level '{ratio.level}'", _TOKEN_LEVEL)
     if isinstance(surrogate, GeometricClip) and not isinstance(algorithm.aggregate, SequenceMean):
@@ -360,6 +382,15 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
         )
     if algorithm.proximal is not None and "proximal" not in algorithm.needs:
         yield _refuse("nothing reads the averaged proximal policy", _NO_AVERAGE, _TO_PROXIMAL)
+    if algorithm.reference != ReferencePolicy() and "reference" not in algorithm.needs:
+        yield _refuse("nothing reads the reference policy", _FIRST_REFERENCE, Fix("advantage", ReverseKl()))
+    if algorithm.reference_top is not None and algorithm.top_logprobs is not None:
+        yield _refuse(
+            "two pieces compare with whole distributions, of behavior and of the reference, and a batch keeps one",
+            Fix("regularizers", tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))),
+        )
+    if algorithm.reference.prompt and algorithm.ratio.anchor == "reference":
+        yield _refuse("a ratio to the reference compares answers to one question", Fix("reference.prompt", ""))
     measures_drift = isinstance(algorithm.tracker, TrackerConfig) and algorithm.tracker.drift != "constant"
     if algorithm.proximal is not None and measures_drift:
         yield _refuse(

@@ -14,7 +14,7 @@ from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
-from gnomon.models.size import ModelSize
+from gnomon.models.size import ModelSize, model_size
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
 from gnomon.training.build_engines import said_of_serving
@@ -285,15 +285,28 @@ def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: 
     """Return the bytes of the other networks. A changing copy below float32 also has float32 masters."""
     algorithm, item = resolved.experiment.algorithm, dtype_of(precision).itemsize
     masters = 4 if item < 4 else 0
-    has_reference = "reference" in algorithm.needs and resolved.experiment.lora is None
+    average = _trained(resolved, size) * (item + masters)
     return Costs(
         training_prompts=len(asked.split.train),
-        reference_bytes=size.parameters * item if has_reference else 0,
-        average_bytes=_trained(resolved, size) * (item + masters) if algorithm.proximal is not None else 0,
+        reference_bytes=_reference_bytes(resolved, size, item, average),
+        average_bytes=average if algorithm.proximal is not None else 0,
         critic_bytes=size.parameters * (item + masters + 8) if _has_own_critic(resolved) else 0,
         is_mixture=size.experts > 1,
         distribution_bytes=_distributions(resolved, size),
     )
+
+
+def _reference_bytes(resolved: Resolved, size: ModelSize, item: int, average: int) -> int:
+    """Return the bytes of the reference's own weights: a copy, an average, teachers; 0 where nothing reads it."""
+    experiment = resolved.experiment
+    plan = experiment.algorithm.reference
+    if "reference" not in experiment.algorithm.needs:
+        return 0
+    copied = size.parameters * item if plan.model == "start" and experiment.lora is None else 0
+    if plan.precision != "auto":
+        item = dtype_of(plan.precision).itemsize
+    teachers = sum(model_size(name, plan.trust_remote_code).parameters * item for name in plan.teachers)
+    return copied + teachers + (average if plan.model == "average" else 0)
 
 
 def _distributions(resolved: Resolved, size: ModelSize) -> int:

@@ -568,6 +568,8 @@ def _anchor(node: Any) -> None:
             node["use"] = _absolute_member(node["use"])
             node["command"] = [_absolute(part) for part in node["command"]]
             node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
+        if node.get("piece") in ("ReferencePolicy", "TaskTeacher"):
+            node["model"] = _absolute(node["model"])
         is_critic = node.get("piece") == "CriticConfig" and node["initial"] != "policy"
         if node.get("piece") in ("TrackerConfig", "OptimalValue") or is_critic:
             node["initial"] = _absolute(node["initial"])

@@ -35,6 +35,8 @@ class Task:
         messages: The question as the dataset holds it, where that is chat messages; () where it is text.
         response: Every token after the prompt of the dataset's own answer, for supervised fine-tuning; else ().
         mask: True for the tokens of ``response`` that an assistant wrote.
+        hint: Token ids of what the reference policy is asked instead, in pieces: between them stands another answer of
+            the group. () asks it the same.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Task:
     messages: tuple[Message, ...] = ()
     response: tuple[int, ...] = ()
     mask: tuple[bool, ...] = ()
+    hint: tuple[tuple[int, ...], ...] = ()
 
 
 def role_of(task: Task) -> str:
@@ -209,8 +212,8 @@ _AXES: Mapping[str, str] = {
     "tokens": "B S", "prompt_lengths": "B", "lengths": "B", "mask": "B T", "rewards": "B", "is_graded": "B",
     "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
     "baseline": "B", "bootstrap": "B", "routing": "B S L K",
-    "free_routing": "B S L K", "top_tokens": "B T N", "top_logprobs": "B T N", "proximal": "B T",
-    "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
+    "free_routing": "B S L K", "hints": "B P", "hint_lengths": "B", "top_tokens": "B T N", "top_logprobs": "B T N",
+    "proximal": "B T", "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
     "component_rewards": "B C", "turn": "B T", "step_rewards": "B T", "state": "B T", "teacher": "B T",
     "rollout_id": "B",
 }  # fmt: skip
@@ -241,8 +244,10 @@ class Batch:
         baseline (Float[B]): Tracked value of the task, read before this batch was observed.
         routing (Int[B S L K]): Experts of the policy whose routing is replayed, -1 where none is; None replays nothing.
         free_routing (Int[B S L K]): Experts of the proximal policy where nothing is replayed, to compare with.
-        top_tokens, top_logprobs (Int[B T N], Float[B T N]): The likeliest tokens of behavior, as in `TopLogprobs`;
-            None unless the algorithm reads them.
+        hints, hint_lengths (Int[B P], Int[B]): What the reference policy is asked in place of the prompt, and its
+            tokens, 0 for a row of which it is asked nothing. None where it is asked the same.
+        top_tokens, top_logprobs (Int[B T N], Float[B T N]): The likeliest tokens of behavior, or of the reference, as
+            in `TopLogprobs`; None unless the algorithm reads them.
         proximal, reference (Float[B T]): Log-probabilities of these policies, filled by scoring.
         values (Float[B T]): Value of the state *before* each token, filled by scoring.
         bootstrap (Float[B]): Value of the state after the last token, filled by scoring.
@@ -283,6 +288,8 @@ class Batch:
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
     free_routing: Tensor | None = None
+    hints: Tensor | None = None
+    hint_lengths: Tensor | None = None
     top_tokens: Tensor | None = None
     top_logprobs: Tensor | None = None
     proximal: Tensor | None = None
@@ -326,6 +333,11 @@ class Batch:
         """T, the number of response positions."""
         return int(self.mask.shape[1])
 
+    @property
+    def is_taught(self) -> Tensor:
+        """Bool[B]: rows of which the reference policy has something to say."""
+        return torch.ones_like(self.is_graded) if self.hint_lengths is None else self.hint_lengths > 0
+
     def rows(self, index: Tensor | Sequence[int]) -> "Batch":
         """Return the batch of the rows at ``index``, in that order, every field cut alike."""
         where = torch.as_tensor(index, dtype=torch.long)
@@ -359,6 +371,8 @@ class Scores:
     bootstrap: Tensor | None = None
     routing: Tensor | None = None
     free_routing: Tensor | None = None
+    top_tokens: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
     def into(self, batch: Batch) -> Batch:
         """Return ``batch`` with the fields that were scored."""

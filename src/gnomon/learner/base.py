@@ -12,7 +12,11 @@ from gnomon.core.errors import CheckpointError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch, Scores, Snapshot, State
 
-PLAIN = {"critic": "no critic", "proximal": "no averaged proximal policy"}
+PLAIN = {
+    "critic": "no critic",
+    "proximal": "no averaged proximal policy",
+    "reference": "no averaged reference policy",
+}
 
 
 def join(whole: State, parts: Mapping[str, State]) -> State:
@@ -40,7 +44,7 @@ def check_composition(state: State, has: Mapping[str, str], frozen: Mapping[str,
     """Raise CheckpointError when ``state`` is of a learner that ``has`` other pieces or stands on other ``frozen``
     weights.
     """
-    saved = state.values.get("has", PLAIN)
+    saved = PLAIN | state.values.get("has", PLAIN)
     for name in has:
         if saved[name] != has[name]:
             raise CheckpointError(

@@ -55,6 +55,7 @@ class ForwardRunner:
         # A budget chosen here stretches rather than compute a long prompt again; one that the user set does not.
         self._stretch = _STRETCH if plan.max_tokens_per_micro_batch is None else 1
         self._crossing = crossing_tokens(policy.config.get_text_config().hidden_size)
+        self._vocabulary = int(policy.config.get_text_config().vocab_size)
 
     def halve(self) -> bool:
         """Let cuts hold half as many tokens from now on, and return whether that is possible.
@@ -126,6 +127,19 @@ class ForwardRunner:
     def logprobs(self, scorer: TokenScorer, batch: Batch) -> Tensor:
         """Return Float32[B T] of all rows that have a trained token, without gradient."""
         return self._measured(scorer, batch, with_entropy=False)[0]
+
+    def top(self, scorer: TokenScorer, batch: Batch, count: int) -> tuple[Tensor, TopLogprobs]:
+        """Return `logprobs`, and the ``count`` likeliest tokens, all for 0; zeros where the mask is false."""
+        count = min(count or self._vocabulary, self._vocabulary)
+        logprobs, values = torch.zeros(batch.mask.shape), torch.zeros(*batch.mask.shape, count)
+        tokens = values.int()
+        with torch.no_grad():
+            for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
+                scores = self.score(scorer.keeping(count, self._vocabulary), cut, with_entropy=False)
+                assert scores.top is not None, "what is asked for is kept"
+                logprobs[index, : cut.width] = scores.logprobs.cpu()
+                tokens[index, : cut.width], values[index, : cut.width] = (part.cpu() for part in scores.top)
+        return self.mesh.total(logprobs), TopLogprobs(self.mesh.total(tokens), self.mesh.total(values))
 
     def look(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return `logprobs`, and the entropies Float32[B T] of the same tokens; nothing is counted."""

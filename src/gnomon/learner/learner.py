@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +27,8 @@ from gnomon.learner.frozen import FrozenWeights
 from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
 from gnomon.learner.mesh import copies, here
 from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.reference import ReferenceModels, ReferenceScorer
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.contexts import has_adapters, without_adapters
 from gnomon.models.load import model_writer, trainable
 from gnomon.models.logprobs import TokenScores
 from gnomon.models.lora import ADAPTER_FOLDER, adapter_writer, snapshot_of
@@ -48,7 +49,8 @@ class TorchLearner:
             float32 masters here; those that need no gradient (all but the adapters, with LoRA) are never touched.
         plan: See `LearnerConfig`; its ``precision`` was acted on when the model was loaded.
         steps: Training steps of the whole run, which schedules end at.
-        reference: A frozen copy for the reference policy. With adapters none is needed: it is the model without them.
+        reference: A frozen copy for the reference policy, or whatever else it computes with. With adapters none is
+            needed: it is the model without them.
         critic: A value model with a trunk of its own (`load_critic`), which gets an optimizer of its own; or a
             `ValueHead` on the model's trunk (`head_for`). On the same device.
         proximal: Keeps a moving average of the weights for the proximal policy, in a second module; without it that
@@ -60,7 +62,7 @@ class TorchLearner:
         model: nn.Module,
         plan: LearnerConfig,
         steps: int,
-        reference: nn.Module | None = None,
+        reference: ReferenceModels | nn.Module | None = None,
         critic: nn.Module | None = None,
         proximal: EmaProximal | None = None,
     ) -> None:
@@ -72,13 +74,14 @@ class TorchLearner:
         # Probe the model before its parameters are sharded.
         self._scorer = scorer_on(mesh, model)
         self._is_mixture = can_record(model)
-        self._reference = None if reference is None else scorer_on(mesh, reference.eval().requires_grad_(False))
-        self._frozen = FrozenWeights(model, reference, mesh)
+        models = reference if isinstance(reference, ReferenceModels) else ReferenceModels(reference)
+        self._reference = ReferenceScorer(models, model, self._scorer, self._passes)
+        self._frozen = FrozenWeights(model, models.frozen, mesh)
         self._average = None if proximal is None else MovingAverage(model, proximal)
         self._averaged = None if self._average is None else scorer_on(mesh, self._average.model)
         values = None if critic is None else scorer_of(critic, model, mesh)
-        for network in (model, *(() if reference is None else (reference,))):
-            mesh.shard(network)
+        mesh.shard(model)
+        self._reference.spread(mesh)
         if self._average is not None:
             self._average.spread(mesh)
         self._optimizer = Optimizer([*trainable(model), *head_of(critic)], plan.optimizer, mesh)
@@ -167,6 +170,8 @@ class TorchLearner:
         parts = {"critic": critic}
         parts["proximal"] = State() if self._average is None else self._average.state()
         parts["lag"] = self._lag.state()
+        if self._reference.average is not None:
+            parts["reference"] = self._reference.average.state()
         work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
         frozen = self._frozen.fingerprints()
         values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}
@@ -185,6 +190,8 @@ class TorchLearner:
             self._critic.restore(part(state, "critic"))
         if self._average is not None:
             self._average.restore(part(state, "proximal"))
+        if self._reference.average is not None:
+            self._reference.average.restore(part(state, "reference"))
         self._lag.restore(part(state, "lag"))
         self._version = int(state.values["version"])
         self._passes.work = (
@@ -243,7 +250,7 @@ class TorchLearner:
         return await elsewhere(lambda: within_memory(self._passes, work), self._thread)
 
     def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
-        proximal = reference = values = bootstrap = routing = free_routing = None
+        proximal = values = bootstrap = routing = free_routing = None
         if "values" in needs:
             values, bootstrap = self._known_critic().expect(batch)
         if "routing" in needs:
@@ -254,29 +261,14 @@ class TorchLearner:
             proximal = self._passes.logprobs(self._averaged or self._scorer, batch)
         if "proximal" in needs:
             self._scored_at = self._updates
-        if "reference" in needs:
-            reference = self._score_reference(batch)
-        return Scores(
+        return replace(
+            self._reference.score(batch) if "reference" in needs else Scores(),
             proximal=proximal if "proximal" in needs else None,
-            reference=reference,
             values=values,
             bootstrap=bootstrap,
             routing=routing,
             free_routing=free_routing,
         )
-
-    def _score_reference(self, batch: Batch) -> Tensor:
-        # Its own routers choose: replayed, it would be a policy that the reference was not.
-        batch = batch.with_fields(routing=None)
-        if self._reference is not None:
-            return self._passes.logprobs(self._reference, batch)
-        if not has_adapters(self._model):
-            raise ConfigError(
-                "the algorithm needs a reference policy, but the learner was given none; give "
-                "TorchLearner(reference=...) a frozen copy of the initial model"
-            )
-        with without_adapters(self._model):
-            return self._passes.logprobs(self._scorer, batch)
 
     def _logprobs(self, batch: Batch, weights: Snapshot | None) -> Tensor:
         exchanged = nullcontext() if weights is None else self._mesh.lending(self._model, weights.tensors())
@@ -317,8 +309,9 @@ class TorchLearner:
         reach("update")
         self._updates += 1
         self._lag.advance()
-        if self._average is not None:
-            self._average.follow(self._optimizer.masters.parameters)
+        for average in (self._average, self._reference.average):
+            if average is not None:
+                average.follow(self._optimizer.masters.parameters)
         measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
         learned = tally.take(int(minibatch.mask.sum())) + self._once(metrics + measured)
         return learned + self._passes.work.take()
@@ -364,7 +357,7 @@ class TorchLearner:
                 continue
             if algorithm.scope == "lagged":
                 self._lag.add(algorithm.statistics(scores.logprobs, cut))
-            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics, scores.behavior_kl)
+            loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics, scores.anchor_kl)
             tally.backward(loss, scores, cut)
             tally.metrics += measure_routing(scores, cut)
             reach("backward")
@@ -403,6 +396,8 @@ class TorchLearner:
             found["critic"] = "a critic on the policy's trunk" if self._critic.is_shared else "a separate critic"
         if self._average is not None:
             found["proximal"] = "an averaged proximal policy"
+        if self._reference.average is not None:
+            found["reference"] = "an averaged reference policy"
         return found
 
     def _check(self, state: State) -> None:
@@ -415,3 +410,5 @@ class TorchLearner:
             self._critic.check(part(state, "critic"))
         if self._average is not None:
             self._average.check(part(state, "proximal"))
+        if self._reference.average is not None:
+            self._reference.average.check(part(state, "reference"))

@@ -178,7 +178,7 @@ class LossAccumulator:
     def backward(self, loss: Loss, scores: TokenScores, cut: Batch) -> None:
         """Add one cut's loss, and its gradients to those of the weights."""
         self.add(loss)
-        given = (scores.logprobs, scores.entropy, scores.behavior_kl)
+        given = (scores.logprobs, scores.entropy, scores.anchor_kl)
         felt = [scored for scored in given if scored is not None and scored.requires_grad]
         for scored in felt:
             scored.retain_grad()

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.sections import EmaProximal
 from gnomon.core.errors import ConfigError
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.precision import dtype_of, resolve_precision
+from gnomon.learner.reference import ReferenceModels
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
@@ -94,10 +96,29 @@ class LearnerSpec:
         algorithm = self.algorithm
         if algorithm.routing != "free":
             moe_layers(model)
-        needs_copy = "reference" in algorithm.needs and self.lora is None
-        reference = self.network(device) if needs_copy else None
-        critic = self._critic(model, device)
+        reference, critic = self.references(device), self._critic(model, device)
         return TorchLearner(model, self.plan, self.steps, reference, critic, algorithm.proximal)
+
+    def references(self, device: torch.device) -> ReferenceModels:
+        """Return what the reference policy computes with, each teacher once; nothing where no piece reads it."""
+        plan = self.algorithm.reference
+        if "reference" not in self.algorithm.needs:
+            return ReferenceModels()
+        precision = self.plan.precision if plan.precision == "auto" else plan.precision
+        dtype = dtype_of(resolve_precision(precision, str(resolve_device(self.device))))
+        teachers = {
+            name: load_model(name, dtype, trust_remote_code=plan.trust_remote_code, device=device)
+            for name in plan.teachers
+        }
+        model = self.network(device) if plan.model == "start" and self.lora is None else teachers.get(plan.model)
+        average = EmaProximal(plan.decay) if plan.model == "average" else None
+        return ReferenceModels(
+            model,
+            {teacher.task: teachers[teacher.model] for teacher in plan.tasks},
+            plan.model == "policy",
+            average,
+            self.algorithm.reference_top,
+        )
 
     @property
     def _dtype(self) -> torch.dtype:

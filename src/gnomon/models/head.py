@@ -115,6 +115,29 @@ def scored(
     return found[0][:count], found[1][:count], found[2][:count]
 
 
+def likeliest(
+    hidden: Tensor, head: nn.Linear, temperature: float, chunk_tokens: int, kept: tuple[int, int]
+) -> TopLogprobs:
+    """Return the likeliest tokens of each row of ``hidden`` Float[N d]; without a gradient.
+
+    Args:
+        hidden: As `chosen_logprobs` has it, like the three that follow.
+        kept: How many, and among how many of the first tokens.
+
+    >>> head = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.eye_(head.weight)
+    >>> likeliest(torch.tensor([[0.0, 0.6931472]]), head, 1.0, 256, (1, 2)).tokens.tolist()
+    [[1]]
+    """
+    count, among = kept
+    found = [
+        (head(hidden[chunk]).float() / temperature).log_softmax(-1)[:, :among].topk(count, -1)
+        for chunk in _chunks(len(hidden), chunk_tokens)
+    ]
+    values, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return TopLogprobs(tokens.int(), values)
+
+
 def divergence(own: Tensor, other: Tensor, is_whole: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return KL(own || other) of each row, and what its slope is made of; differentiable.
 

@@ -18,7 +18,7 @@ from gnomon.core.types import TopLogprobs
 from gnomon.models.attention import rotary_edge
 from gnomon.models.backbone import Backbone, own_states
 from gnomon.models.forward import accepted, checked_arguments
-from gnomon.models.head import chunk_for, divergence, scored
+from gnomon.models.head import chunk_for, divergence, likeliest, scored
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
 from gnomon.models.token_strings import parsed
@@ -35,14 +35,16 @@ class TokenScores:
         computed: Positions that went through the model, padding included.
         experts: Int16[B S L K], the experts that a mixture's routers would choose freely, -1 at positions that were not
             computed; None if dense or not requested.
-        behavior_kl: KL(this policy || behavior), Float32[B T], of a scorer `against` behavior's likeliest tokens.
+        anchor_kl: KL(this policy || another), Float32[B T], of a scorer `against` the other's likeliest tokens.
+        top: This policy's likeliest tokens Int32[B T K] and log-probabilities Float32[B T K], of a scorer `keeping` K.
     """
 
     logprobs: Tensor
     entropy: Tensor
     computed: int = 0
     experts: Tensor | None = None
-    behavior_kl: Tensor | None = None
+    anchor_kl: Tensor | None = None
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,28 @@ class TokenScorer:
         self._edge = rotary_edge(model.config)
         self._keeps = "logits_to_keep" in self._names
         self._top: TopLogprobs | None = None
+        self._kept: tuple[int, int] | None = None
 
     def against(self, top: TopLogprobs) -> "TokenScorer":
-        """Return a scorer with the same model that also gives the KL to behavior.
+        """Return a scorer with the same model that also gives the KL to another policy.
 
         Args:
-            top: Behavior's likeliest tokens Int[B T K] and their log-probabilities Float[B T K], for the rows that it
+            top: The other's likeliest tokens Int[B T K] and their log-probabilities Float[B T K], for the rows that it
                 will be called with.
         """
         found = copy.copy(self)
         found._top = top
+        return found
+
+    def keeping(self, count: int, among: int) -> "TokenScorer":
+        """Return a scorer with the same model that also gives the likeliest tokens, without a gradient.
+
+        Args:
+            count: How many.
+            among: Of how many of the first ids; a model may have more logits than tokens.
+        """
+        found = copy.copy(self)
+        found._kept = (count, among)
         return found
 
     def __call__(
@@ -159,7 +173,7 @@ class TokenScorer:
         is_short = asked.lengths <= edge
         shape, device = asked.mask.shape, asked.mask.device
         logprobs, entropy, kl = (torch.zeros(shape, device=device) for _ in range(3))
-        computed = 0
+        computed, top = 0, self._blank_top(asked.mask)
         experts: Tensor | None = None
         for which, width, shares in ((is_short, edge, self.shares_prompts), (~is_short, asked.tokens.shape[1], False)):
             at = which.nonzero()[:, 0]
@@ -169,13 +183,20 @@ class TokenScorer:
             own = None if routing is None else routing.of_rows(at, width)
             found = self._scored(part, temperature, with_entropy, own, shares)
             logprobs, entropy = logprobs.index_put((at,), found.logprobs), entropy.index_put((at,), found.entropy)
-            kl = kl if found.behavior_kl is None else kl.index_put((at,), found.behavior_kl)
+            kl = kl if found.anchor_kl is None else kl.index_put((at,), found.anchor_kl)
+            top = _put(top, (at,), found.top)
             computed += found.computed
             if found.experts is not None:
                 made = found.experts.new_full((*asked.tokens.shape, *found.experts.shape[2:]), -1)
                 experts = made if experts is None else experts
                 experts[at.cpu(), : found.experts.shape[1]] = found.experts
-        return TokenScores(logprobs, entropy, computed, experts, None if asked.top is None else kl)
+        return TokenScores(logprobs, entropy, computed, experts, None if asked.top is None else kl, top)
+
+    def _blank_top(self, mask: Tensor) -> TopLogprobs | None:
+        if not self._kept:
+            return None
+        blank = torch.zeros(*mask.shape, self._kept[0], device=mask.device)
+        return TopLogprobs(blank.int(), blank)
 
     def _scored(
         self, asked: _Rows, temperature: float, with_entropy: bool, routing: Routing | None, shares: bool
@@ -185,7 +206,7 @@ class TokenScorer:
         positions = prompt_lengths[rows] + columns
         if rows.numel() == 0:
             empty = torch.zeros(mask.shape, device=mask.device)
-            return TokenScores(empty, empty, behavior_kl=None if asked.top is None else empty)
+            return TokenScores(empty, empty, anchor_kl=None if asked.top is None else empty, top=self._blank_top(mask))
         if int(positions.min()) < 1:
             raise ConfigError("a prompt has no token, so nothing predicts its first response token; begin it with one")
         targets = tokens[rows, positions]
@@ -198,13 +219,15 @@ class TokenScorer:
             wanted = hidden.states.flatten(0, 1).index_select(0, hidden.index)
             head = self.model.get_output_embeddings()
             found = scored(wanted, head, targets, (temperature, self.chunk_tokens, with_entropy), top)
+            own = likeliest(wanted, head, temperature, self.chunk_tokens, self._kept) if self._kept else None
         else:
             computed = tokens.numel()
             how = (temperature, with_entropy, top)
-            found, experts = self._whole(tokens, predicting, targets, how, routing)
+            found, experts, own = self._whole(tokens, predicting, targets, how, routing)
         blank = torch.zeros(mask.shape, dtype=found[0].dtype, device=mask.device)
         logprobs, entropy, kl = (blank.index_put((rows, columns), values) for values in found)
-        return TokenScores(logprobs, entropy, computed, experts, None if top is None else kl)
+        kept = _put(self._blank_top(mask), (rows, columns), own)
+        return TokenScores(logprobs, entropy, computed, experts, None if top is None else kl, kept)
 
     def lies_in_line(self, longest: int) -> bool:
         """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
@@ -239,7 +262,7 @@ class TokenScorer:
         targets: Tensor,
         how: tuple[float, bool, TopLogprobs | None],
         routing: Routing | None,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, TopLogprobs | None]:
         rows, predicting = where
         temperature, entropy, top = how
         parts, chosen = [], {}
@@ -256,10 +279,12 @@ class TokenScorer:
                 scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 scores = self._one_row(*arguments)
-            parts.append(scores[:3])
+            parts.append((*scores[:3], *scores[4:]))
             chosen[row] = scores[3]
-        logprobs, entropies, divergences = (torch.cat(part) for part in zip(*parts, strict=True))
-        return (logprobs, entropies, divergences), pad_experts(chosen, *tokens.shape)
+        # Rows come in order, and so do their wanted tokens.
+        logprobs, entropies, divergences, *kept = (torch.cat(part) for part in zip(*parts, strict=True))
+        likely = TopLogprobs(*kept) if kept else None
+        return (logprobs, entropies, divergences), pad_experts(chosen, *tokens.shape), likely
 
     def _one_row(
         self,
@@ -268,7 +293,7 @@ class TokenScorer:
         targets: Tensor,
         how: tuple[float, bool, TopLogprobs | None],
         routing: Routing | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Any, ...]:
         temperature, entropy, top = how
         first = int(predicting.min())
         wanted = {"logits_to_keep": sequence.shape[1] - first, "use_cache": False}
@@ -280,11 +305,20 @@ class TokenScorer:
         log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
         chosen = log_policy.gather(1, targets[:, None])[:, 0]
         entropies = -(log_policy.exp() * log_policy).sum(-1) if entropy else torch.zeros_like(chosen)
+        if self._kept:
+            values, ids = log_policy[:, : self._kept[1]].topk(self._kept[0], -1)
+            return chosen, entropies, torch.zeros_like(chosen), experts, ids.int(), values
         if top is None:
             return chosen, entropies, torch.zeros_like(chosen), experts
         own = log_policy.gather(1, top.tokens.long())
         kl = divergence(own, top.logprobs, own.shape[1] >= log_policy.shape[1])[0]
         return chosen, entropies, kl, experts
+
+
+def _put(into: TopLogprobs | None, where: tuple[Tensor, ...], values: TopLogprobs | None) -> TopLogprobs | None:
+    if into is None or values is None:
+        return into
+    return TopLogprobs(*(whole.index_put(where, part) for whole, part in zip(into, values, strict=True)))
 
 
 def _is_split(model: Any) -> bool:

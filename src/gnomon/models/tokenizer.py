@@ -78,6 +78,16 @@ class Tokenizer:
         """The strings that `encode` turns into control tokens, longest first."""
         return tuple(sorted(self.control, key=lambda text: (-len(text), text)))
 
+    def difference(self, other: "Tokenizer") -> str | None:
+        """Return in words why ``other`` cannot read this one's token ids; None where every id is the same text."""
+        mine, theirs = ({i: text for text, i in t.backend.get_vocab().items()} for t in (self, other))
+        wrong = next((i for i in sorted(mine) if theirs.get(i) != mine[i]), None)
+        if wrong is not None:
+            return f"token {wrong} is {mine[wrong]!r} and there {theirs.get(wrong, 'nothing')!r}"
+        if other.vocab_size < self.vocab_size:
+            return f"its logits have {other.vocab_size} tokens, and the model's {self.vocab_size}"
+        return None
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``; control strings become control tokens, and nothing is added in front.
 

@@ -275,7 +275,7 @@ def _assemble(
         task_ids=tuple(names),
         baseline=numbers("baseline"),
         proximal=matrix("proximal", "behavior"),
-        reference=matrix("reference"),
+        reference=matrix("reference", "teacher"),
         values=matrix("values"),
         bootstrap=numbers("bootstrap"),
         step_rewards=matrix("step_rewards"),

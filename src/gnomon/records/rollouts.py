@@ -44,7 +44,7 @@ class RolloutLog:
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``, and
     of each answer ``turn_ends`` and ``turn_rewards``.
     A further segment of a rollout has a line of its own behind it, with its number as ``segment``.
-    What was trained on has, as far as it was computed, ``advantages, proximal, values, baseline``, and
+    What was trained on has, as far as it was computed, ``advantages, proximal, reference, values, baseline``, and
     some of it ``entropy`` (see `taught`).
     A step that cannot be written is counted and warned of once; it never ends a run.
     """

@@ -28,6 +28,7 @@ class TokenRecord:
         proximal: Log-probabilities of the learner when the step began, where an algorithm asked for them or the rollout
             was looked at.
         entropy: Of the learner's distribution of the token then, in nats, where it was looked at.
+        reference: Log-probabilities of the reference policy or teacher, where an algorithm asked for them.
         values: Of the critic, before each token.
         baseline: The tracked value of the task, read before this visit; None without a tracker.
     """
@@ -37,6 +38,7 @@ class TokenRecord:
     values: tuple[float, ...] = ()
     baseline: float | None = None
     entropy: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | No
     """
     found = _rows_of(batch, rollouts)
     is_trained = batch.mask.any(1).tolist()
-    matrices = {name: _rows(m) for name, m in (("proximal", batch.proximal), ("values", batch.values)) if m is not None}
+    scored = {"proximal": batch.proximal, "reference": batch.reference, "values": batch.values}
+    matrices = {name: _rows(m) for name, m in scored.items() if m is not None}
     advantages = None if batch.advantages is None else _advantages(batch.advantages, batch.mask)
     baseline = None if batch.baseline is None else _rows(batch.baseline)
     looked = {} if seen is None else _looked(seen)
@@ -130,6 +133,7 @@ def read_taught(row: Mapping[str, Any]) -> TokenRecord:
         values=_read("values", row.get("values", []), length),
         baseline=None if baseline is None else float(baseline),
         entropy=_read("entropy", row.get("entropy", []), length),
+        reference=_read("reference", row.get("reference", []), length),
     )
 
 

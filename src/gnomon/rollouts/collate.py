@@ -1,7 +1,8 @@
 """Groups to a batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,41 @@ from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Batch, Group, Rollout, role_of
 
 
+@dataclass(frozen=True)
+class HintedPrompts:
+    """What the reference policy is asked of each rollout of a group, where that is not what the policy was asked.
+
+    Attributes:
+        encode: Text to token ids of which none is a control token.
+        success: Least reward of another rollout that is shown.
+        context_length: Most tokens of hint and response; None where the model does not say.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+    success: float
+    context_length: int | None = None
+
+    def __call__(self, group: Group) -> list[tuple[int, ...]]:
+        """Return token ids for each rollout; () where the hint shows a sibling and none succeeded, or none fits."""
+        before, *others = group.task.hint
+        rewards = [-math.inf if r.grade.reward is None else r.grade.reward for r in group.rollouts]
+        found = []
+        for own, rollout in enumerate(group.rollouts):
+            best = max((n for n in range(len(rewards)) if n != own), key=rewards.__getitem__, default=own)
+            has_sibling = best != own and rewards[best] >= self.success
+            shown = tuple(self.encode(group.rollouts[best].text)) if others and has_sibling else ()
+            hint = sum((piece for other in others for piece in (shown, other)), before)
+            fits = self.context_length is None or len(hint) + len(rollout.response) <= self.context_length
+            found.append(hint if fits and (has_sibling or not others) else ())
+        return found
+
+
 def collate(
     groups: Sequence[Group],
     temperature: float,
     baseline: Callable[[str], float] | None = None,
     weights: Sequence[tuple[str, float]] = (),
+    hinted: HintedPrompts | None = None,
 ) -> Batch:
     """Return the groups' rollouts as one `Batch`, group after group, a row for each segment.
 
@@ -24,6 +55,7 @@ def collate(
     Args:
         baseline: Task id to tracked value, read before these groups are observed; None without a tracker.
         weights: The parts of a reward, name and weight each; () leaves only the sum.
+        hinted: What the reference policy is asked; None asks it what the policy was asked.
 
     Raises:
         ConfigError: If there is no rollout at all.
@@ -39,6 +71,7 @@ def collate(
     graded = [r.grade.reward is not None for r in rollouts]
     top_tokens, top_logprobs = _top(rollouts, width)
     roles = tuple(role_of(groups[number].task) for number, _ in pairs)
+    hints = None if hinted is None else [hint for group in groups for hint in _by_row(group, hinted(group))]
     return Batch(
         tokens=_pad([r.prompt + r.response for r in rollouts], torch.long),
         prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
@@ -57,6 +90,8 @@ def collate(
         if baseline is None
         else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),
         routing=_routing(rollouts),
+        hints=None if hints is None else _pad([hint or (0,) for hint in hints], torch.long),
+        hint_lengths=None if hints is None else torch.tensor([len(hint) for hint in hints]),
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
         role=roles if any(roles) else (),
@@ -100,6 +135,12 @@ def _component_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> Ten
     """Return Float64[B C]: each part of the rewards, NaN where it did not apply."""
     rows = [[r.grade.parts.get(name, math.nan) for name in names] for r in rollouts]
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def _by_row(group: Group, hints: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Yield the hint of each row; a further segment begins with another prompt, which no hint stands for."""
+    for rollout, hint in zip(group.rollouts, hints, strict=True):
+        yield from (hint, *[()] * len(rollout.segments))
 
 
 def _top(rollouts: Sequence[Rollout], width: int) -> tuple[Tensor | None, Tensor | None]:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from gnomon.core.types import Message, Task
 
+Content = str | tuple[Message, ...]
+
 
 @dataclass(frozen=True)
 class Further:
@@ -56,6 +58,11 @@ class Renderer(Protocol):
 
     def is_one_text(self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, /) -> bool:
         """Return whether every answer stands in one text as a model is asked for it, and `conversation` has it."""
+        ...
+
+    def pieces(self, question: str | Sequence[Message], further: Further, mark: str, /) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of the question in pieces, between which ``mark`` stands in it."""
+        ...
 
 
 class TaskSet(Protocol):

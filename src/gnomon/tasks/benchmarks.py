@@ -15,8 +15,9 @@ from gnomon.rewards.exact import Boxed, Numeric, Parsable
 from gnomon.rewards.grading import WeightedReward
 from gnomon.rewards.instructions import LANGUAGE, Instructions
 from gnomon.rewards.math import Mathematics
+from gnomon.tasks.base import Content
 from gnomon.tasks.livecodebench import cases_of, is_in_window, starter_of
-from gnomon.tasks.question import Content, ListDataset, Question
+from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.tables import TableTask, is_file_name
 
 AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."

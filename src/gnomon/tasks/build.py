@@ -284,6 +284,7 @@ def build_split(
     renderer: Renderer,
     evaluation: TaskConfig | tuple[EvalTask, ...] | None = None,
     is_supervised: bool = False,
+    hint: str = "",
 ) -> Split:
     """Return training and held-out tasks that share no question; all held-out questions are different.
 
@@ -293,6 +294,7 @@ def build_split(
             generator makes others from another seed, a table is split by content, a mixture splits each part.
         is_supervised: Whether tasks have the dataset's answers, for supervised fine-tuning; those of test sets, and of
             several sets for evaluation, have none.
+        hint: What the reference policy is asked of training tasks, as `TokenizedDataset` has it.
 
     Raises:
         ConfigError: There are too few different questions to hold out, or none left to train on; or the training task
@@ -323,7 +325,7 @@ def build_split(
     trained, said = one_answer_each(remaining, renderer) if is_supervised else (remaining, "")
     measured, also_said = one_answer_each(kept_back, renderer) if is_answered else (kept_back, "")
     return Split(
-        TokenizedDataset(trained, renderer, is_supervised),
+        TokenizedDataset(trained, renderer, is_supervised, hint),
         TokenizedDataset(measured, renderer, is_answered),
         remaining.dropped,
         common,

@@ -100,6 +100,17 @@ class ChatRenderer:
         with _naming(further.where):
             return self._plain(messages) if rendered is None else tuple(hidden.encode(rendered))
 
+    def pieces(self, question: str | Sequence[Message], further: Further, mark: str) -> tuple[tuple[int, ...], ...]:
+        """Return a prompt's ids in pieces, between which ``mark`` stands in it. Raises as a call does."""
+        messages = self._messages(question)
+        hidden = hide(self.tokenizer, messages, self._tools(further), further.switches)
+        with _naming(further.where):
+            rendered = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches)
+            if rendered is not None:
+                return tuple(tuple(hidden.encode(piece)) for piece in rendered.split(mark))
+            plain = [tuple(self.tokenizer.encode_plain(piece)) for piece in transcript(messages).split(mark)]
+            return ((*self.tokenizer.begin, *plain[0]), *plain[1:])
+
     def conversation(
         self, question: str | Sequence[Message], turns: Sequence[Message], further: Further = _NOTHING
     ) -> RenderedConversation:

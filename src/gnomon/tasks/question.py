@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from gnomon.core.errors import DatasetError
 from gnomon.core.progress import counted
 from gnomon.core.types import Message, Task
-from gnomon.tasks.base import Further, Renderer, TaskSet
+from gnomon.tasks.base import Content, Further, Renderer, TaskSet
+from gnomon.tasks.row_inputs import Wording
 
 MOST = 20_000
+_SIBLING = "\ue0ff"
+"""Stands in a hint where another answer of the group will."""
 
 
 def dataset_fingerprint(tasks: TaskSet) -> str:
@@ -33,9 +37,6 @@ def dataset_fingerprint(tasks: TaskSet) -> str:
         content += [task.response, task.mask] if task.response else []
         digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))
     return digest.hexdigest()
-
-
-Content = str | tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,13 @@ class TokenizedDataset:
 
     Attributes:
         is_supervised: Whether tasks have the dataset's answers too.
+        hint: What the reference policy is asked in place of the question, `ReferencePolicy.prompt`; "" asks the same.
     """
 
     questions: QuestionSet
     renderer: Renderer
     is_supervised: bool = False
+    hint: str = ""
 
     @property
     def name(self) -> str:
@@ -153,7 +156,19 @@ class TokenizedDataset:
             rendered = self.renderer.conversation(question.content, question.answered, further)
             return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer)
         prompt = self.renderer(question.content, further)
-        return Task(question.id, prompt, question.text, question.columns, messages)
+        return Task(question.id, prompt, question.text, question.columns, messages, hint=self._hint(question, further))
+
+    def _hint(self, question: Question, further: Further) -> tuple[tuple[int, ...], ...]:
+        if not self.hint:
+            return ()
+        try:
+            shown = Wording(template=self.hint).around(question.content, {"sibling": _SIBLING, **question.columns})
+        except KeyError as error:
+            raise DatasetError(
+                f"{further.where}: algorithm.reference.prompt names {{{error.args[0]}}}, and the row has "
+                f"{', '.join(question.columns) or 'no further column'}"
+            ) from error
+        return self.renderer.pieces(shown, further, _SIBLING)
 
 
 def one_answer_each(asked: QuestionSet, renderer: Renderer) -> tuple[QuestionSet, str]:

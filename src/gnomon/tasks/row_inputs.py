@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.tasks.base import Further
-from gnomon.tasks.question import Content
+from gnomon.tasks.base import Content, Further
 
 UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
 """Columns that a model of text cannot be given."""

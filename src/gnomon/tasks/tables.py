@@ -18,8 +18,9 @@ from gnomon.core.errors import ConfigError, DatasetError, on_one_line, shortened
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
 from gnomon.core.types import Message
+from gnomon.tasks.base import Content
 from gnomon.tasks.chat import message_flaw, readable
-from gnomon.tasks.question import Content, ListDataset, Question, digest
+from gnomon.tasks.question import ListDataset, Question, digest
 from gnomon.tasks.row_inputs import Wording, further_of
 from gnomon.tasks.row_values import Reading, Unread, number_text, written
 from gnomon.tasks.split import Repetitions

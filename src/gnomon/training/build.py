@@ -34,6 +34,7 @@ from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout
+from gnomon.rollouts.collate import HintedPrompts
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
@@ -194,6 +195,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             critic_updates=_critic_updates(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
             reward_weights=() if session.asked.grading is None else tuple(session.asked.grading.weights.items()),
+            hinted=_hinted(session),
         )
         progress = Progress(
             logger=logger,
@@ -494,6 +496,11 @@ def _imitation(experiment: Experiment, chosen: PromptChoice, learner: SavableLea
     return SelfImitationUpdates(
         algorithm.replay, chosen.replay, learner, experiment.scoring_temperature, algorithm.critic
     )
+
+
+def _hinted(session: TrainingContext) -> HintedPrompts | None:
+    plan, tokenizer = session.experiment.algorithm.reference, session.asked.tokenizer
+    return HintedPrompts(tokenizer.encode_plain, plan.success, tokenizer.context_length) if plan.prompt else None
 
 
 def _pretraining(

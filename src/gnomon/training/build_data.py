@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gnomon.algorithms import Algorithm, Prioritized, TrackerConfig
+from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReferencePolicy, ReverseKl, TrackerConfig
 from gnomon.algorithms.protocols import Composed, parts_of
 from gnomon.algorithms.sections import Greso, OptimalValue, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
@@ -41,6 +41,7 @@ from gnomon.tasks.base import TaskSet
 from gnomon.tasks.benchmarks import BenchmarkTask
 from gnomon.tasks.build import (
     EvalTask,
+    MixtureTask,
     Split,
     build_eval_tasks,
     build_held_out,
@@ -141,7 +142,9 @@ def questions(experiment: Experiment) -> TrainingData:
     evaluation = experiment.evaluation
     is_supervised = experiment.algorithm.is_supervised
     asked = evaluation.tasks or evaluation.task
-    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised), experiment)
+    hint = experiment.algorithm.reference.prompt
+    split = build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised, hint)
+    split = _within(split, experiment)
     if is_supervised and len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
             f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to train "
@@ -163,12 +166,20 @@ def completed(loaded: Loaded) -> Loaded:
     Raises:
         UserError: If the run has no checkpoint that can be read.
     """
-    run = Path(loaded.experiment.model)
-    if not os.path.isfile(run / "experiment.toml"):
-        return _with_steps(loaded)
-    model = str(checkpoint_of(run))
-    notes = (*loaded.notes, f"model = '{run}' is a run, and its newest checkpoint is begun with: {model}")
-    return _with_steps(Loaded(replace(loaded.experiment, model=model), notes))
+    experiment, notes = loaded.experiment, [*loaded.notes]
+
+    def found(name: str, what: str) -> str:
+        if not os.path.isfile(Path(name) / "experiment.toml"):
+            return name
+        notes.append(f"{what} = '{name}' is a run, and its newest checkpoint is taken: {checkpoint_of(Path(name))}")
+        return str(checkpoint_of(Path(name)))
+
+    plan = experiment.algorithm.reference
+    tasks = tuple(replace(t, model=found(t.model, f"the teacher of {t.task}")) for t in plan.tasks)
+    plan = replace(plan, model=found(plan.model, "algorithm.reference.model"), tasks=tasks)
+    algorithm = replace(experiment.algorithm, reference=plan)
+    experiment = replace(experiment, model=found(experiment.model, "model"), algorithm=algorithm)
+    return _with_steps(Loaded(experiment, tuple(notes)))
 
 
 def _with_steps(loaded: Loaded) -> Loaded:
@@ -240,10 +251,42 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
+    _check_teachers(experiment, tokenizer)
     if experiment.environment is not None:
         TurnTokenizer.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
     return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
+
+
+def _check_teachers(experiment: Experiment, tokenizer: Tokenizer) -> None:
+    """Refuse a reference that cannot be compared with the model, or that has nothing to teach.
+
+    Raises:
+        ConfigError: A teacher has other tokens, a mixture no such part, or the only teacher is the model itself.
+        ModelError: A teacher cannot be loaded.
+    """
+    algorithm, plan = experiment.algorithm, experiment.algorithm.reference
+    for name in plan.teachers:
+        check_weights(name, plan.trust_remote_code)
+        flaw = tokenizer.difference(load_tokenizer(name, plan.trust_remote_code))
+        if flaw is not None:
+            raise ConfigError(
+                f"algorithm.reference: '{name}' has other tokens than '{experiment.model}': {flaw}; log-probabilities "
+                "can be compared where tokens are the same texts, so name a teacher of the model's family"
+            )
+    parts = [part.task.name for part in experiment.task.parts] if isinstance(experiment.task, MixtureTask) else []
+    strange = [teacher.task for teacher in plan.tasks if teacher.task.partition("#")[0] not in parts]
+    if strange:
+        raise ConfigError(
+            f"algorithm.reference.tasks names '{strange[0]}', which is no part of a mixture here (parts: "
+            f"{', '.join(parts) or 'none, the task is a single one'}); set algorithm.reference.model for all questions"
+        )
+    learns = isinstance(algorithm.advantage, ReverseKl) or isinstance(algorithm.surrogate, Distillation)
+    if learns and plan == ReferencePolicy():
+        raise ConfigError(
+            f"algorithm '{algorithm.name}' learns from a teacher, and algorithm.reference is the model's own first "
+            "weights, which teach nothing; set algorithm.reference.model to a folder, a run or a model"
+        )
 
 
 def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:

@@ -259,9 +259,15 @@ def _critic(experiment: Experiment, costs: Costs) -> Iterator[str]:
 def _policies(experiment: Experiment, costs: Costs) -> Iterator[str]:
     algorithm = experiment.algorithm
     if "reference" in algorithm.needs:
-        held = f"a frozen copy of the first weights, {size_in_words(costs.reference_bytes)}"
-        if experiment.lora is not None:
-            held = "the model without its adapters, which takes no memory"
+        plan, size = algorithm.reference, size_in_words(costs.reference_bytes)
+        held = f"'{plan.model}', a model of its own, {size}"
+        if plan.model == "average":
+            held = f"a moving average of the weights, about {plan.decay / (1 - plan.decay):.3g} updates old, {size}"
+        elif plan.model == "start":
+            own = "the model without its adapters, which takes no memory"
+            held = own if experiment.lora is not None else f"a frozen copy of the first weights, {size}"
+        if plan.tasks:
+            held += f" and, for questions of {', '.join(f'{t.task} {t.model!r}' for t in plan.tasks)}"
         yield f"The reference is {held}; it costs one more pass a step."
     if algorithm.proximal is not None:
         decay = algorithm.proximal.decay

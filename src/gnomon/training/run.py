@@ -8,6 +8,7 @@ from gnomon.algorithms.algorithm import Algorithm
 from gnomon.core.errors import DiagnosedError, Stopped
 from gnomon.engines.base import Engine
 from gnomon.learner.base import Learner
+from gnomon.rollouts.collate import HintedPrompts
 from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker
@@ -69,6 +70,7 @@ class Components:
         critic_updates: Trains the critic before and after the policy.
         imitation: Updates on the best answers so far.
         reward_weights: The parts of the reward, name and weight each; () where nothing judges.
+        hinted: What the reference policy is asked, where that is not the prompt.
     """
 
     algorithm: Algorithm
@@ -83,6 +85,7 @@ class Components:
     critic_updates: CriticUpdates = field(default=NoCritic())
     imitation: ImitationUpdates = field(default=NoImitation())
     reward_weights: tuple[tuple[str, float], ...] = ()
+    hinted: HintedPrompts | None = None
 
 
 @dataclass

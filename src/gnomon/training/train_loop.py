@@ -27,7 +27,8 @@ async def train(run: Run) -> None:
             finished = await stream.next_batch()
             timer.lap("generate")
 
-            batch = collate(finished.groups, run.schedule.temperature, parts.tracking.baseline, parts.reward_weights)
+            tracked, weights = parts.tracking.baseline, parts.reward_weights
+            batch = collate(finished.groups, run.schedule.temperature, tracked, weights, parts.hinted)
             seen, metrics = None, measure_round(finished, learner.version)
             with parts.guard.step(step + 1) as guarded:
                 batch = (await learner.score(batch, algorithm.needs | parts.staleness_filter.needs)).into(batch)

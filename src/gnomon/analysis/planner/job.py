@@ -222,7 +222,8 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         minibatches=algorithm.updates.minibatches,
         scored=_scored(algorithm),
         rank=experiment.lora.rank if experiment.lora else 0,
-        has_reference="reference" in algorithm.needs and experiment.lora is None,
+        has_reference="reference" in algorithm.needs
+        and (experiment.lora is None or bool(algorithm.reference.teachers)),
         has_critic=critic is not None and critic.trunk == "separate",
         has_average=algorithm.proximal is not None,
         is_undone=algorithm.updates_repeatedly,

@@ -75,6 +75,11 @@ def returns(kl: float = 0.0) -> Credit:
     return credit
 
 
+def teacher_gap(responses: Sequence[Response]) -> list[Vector]:
+    """log reference - log proximal of each token, whatever the reward (on-policy distillation)."""
+    return [-response.penalty for response in responses]
+
+
 def tracked(epsilon: float = 1e-8) -> Credit:
     """r - v, then less the mean and over (sample deviation + epsilon) of all responses (section 6.2)."""
 

@@ -21,6 +21,7 @@ from gnomon.analysis.dissect.reference.advantages import (
     over_optimum,
     per_reward,
     returns,
+    teacher_gap,
     tracked,
     whitened,
 )
@@ -140,5 +141,6 @@ ORACLES: Mapping[str, Oracle] = {
     "vapo": Oracle(gae(length_adaptive(0.05)), _higher, token_mean, (positive_nll(0.1),), value_lambda=1.0),
     "vapo-review": Oracle(gae(length_sigmoid(0.3, 0.95)), _higher, token_mean, value_lambda=1.0),
     "decoupled-ppo": Oracle(_group, clip(0.2, 0.2, cap=5.0), token_mean),
+    "opd": Oracle(teacher_gap, capped(math.inf), token_mean),
 }
 """A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""
