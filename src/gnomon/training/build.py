@@ -180,8 +180,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         _begin_with(session, parts, found, stream)
-        if experiment.engine.is_own and not experiment.algorithm.is_supervised:
-            await _try_engines(session, engine, learner, stage.sent, weight_sync)
+        await _try_engines(session, engine, learner, stage.sent, weight_sync)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -242,6 +241,8 @@ async def _try_engines(
         ConfigError: They do not do what the protocol says.
     """
     experiment, size, nats = session.experiment, session.asked.tokenizer.vocab_size, TRIAL_NATS
+    if not experiment.engine.is_own or experiment.algorithm.is_supervised:
+        return
     with session.console.phase("trying engines"):
         try:
             if session.cluster is None:
