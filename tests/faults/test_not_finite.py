@@ -182,7 +182,9 @@ def scored(**more: Any) -> Batch:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["proximal", "reference", "values", "advantages", "returns", "behavior"])
+@pytest.mark.parametrize(
+    "name", ["proximal", "reference", "values", "advantages", "returns", "behavior", "step_rewards"]
+)
 def test_every_field_of_a_token_is_looked_at(name: str, bad: float):
     """A token that counts is named with its row; the same number where nothing counts is none."""
     batch = make_batch([1.0, 0.0], [[1, 1], [1, 0]], **{name: [[-1.0, -2.0], [bad, -1.0]]})

@@ -366,8 +366,9 @@ def test_the_gradient_is_the_slope_of_the_loss(algorithm: Algorithm, d: Drawn, s
 def test_a_batch_without_trained_tokens_has_loss_and_gradient_zero(algorithm: Algorithm):
     """Everything masked, or nothing graded: 0, finite, no live row, and no metric that is not a number (P22)."""
     masks = [[1, 1], [1], [0, 0], [0]]
-    batch = make_batch([None, None, 1.0, 0.0], masks, [0, 0, 1, 1], baseline=[0.5] * 4, values=[[0.5] * 2] * 4)
-    batch = on_policy(batch)
+    rewards = {"component_rewards": [[1.0], [0.0]] * 2, "components": ("a",), "component_weights": (1.0,)}
+    known = {"baseline": [0.5] * 4, "values": [[0.5] * 2] * 4}
+    batch = on_policy(make_batch([None, None, 1.0, 0.0], masks, [0, 0, 1, 1], **known, **rewards))
     prepared = algorithm.prepare(batch)
     loss, gradient = loss_and_gradient(algorithm, prepared, batch.behavior)
     weighed = algorithm.weigh(prepared)

@@ -176,6 +176,9 @@ def answered() -> Batch:
             values=[[0.5] * 5] * 4,
             baseline=[0.3, 0.3, 0.6, 0.6],
             is_truncated=[False, False, False, True],
+            component_rewards=[[1.0], [0.0], [1.0], [0.25]],
+            components=("a",),
+            component_weights=(1.0,),
         )
     )
 

@@ -157,6 +157,7 @@ def unusable(batch: Batch) -> list[str]:
         "values": (batch.values, tokens),
         "advantages": (batch.advantages, tokens),
         "returns": (batch.returns, tokens),
+        "step_rewards": (batch.step_rewards, tokens),
     }
     found = []
     for name, (tensor, counted) in fields.items():
