@@ -46,7 +46,7 @@ OPTIONS = {
     "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--json"},
-    "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json"}
+    "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json", "--logs", "--score"}
     | {"--budget", "--seconds", "--steps", "--workers", "--out"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
     "reproduce": {"claim", "--list", "--write", "--finished", "--experiments", "--work", "--workers", "--json"},

@@ -42,7 +42,10 @@ def build_parser() -> SettingsParser:
         help="train nothing: compare these runs, whichever library made them; runs of one name are repetitions",
     )
     parser.add_argument(
-        "--score", choices=["held-out", "training"], help="of --logs (default: held-out where every run has it)"
+        "--score",
+        choices=["held-out", "training"],
+        metavar="KIND",
+        help="of --logs: held-out or training (default: held-out where every run has it)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser

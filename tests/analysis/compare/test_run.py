@@ -230,9 +230,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: Capture):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("tiny", "--algorithms", "grpo,spo"), "one of the arguments --budget --seconds --steps is required"),
+        (
+            ("tiny", "--algorithms", "grpo,spo"),
+            "arguments are required: one of --budget, --seconds and --steps; or --logs",
+        ),
         (("tiny", "--algorithms", "a,b", "--budget", "5", "--steps", "5"), "not allowed with argument"),
-        (("tiny", "--budget", "5"), "the following arguments are required: --algorithms"),
+        (("tiny", "--budget", "5"), "the following arguments are required: --algorithms; or --logs"),
     ],
 )
 def test_wrong_arguments_show_the_usage(arguments: tuple[str, ...], said: str, capsys: Capture):
