@@ -9,7 +9,6 @@ This contains mistakes. It is no sandbox: rewards run with the user's rights.
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from gnomon.core.errors import GnomonError, GradingError
@@ -80,9 +79,7 @@ class GradingPool:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     async def grade(self, sample: Sample) -> Grade:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -415,9 +414,7 @@ class AgentEndpoint:
         self._serving = asyncio.ensure_future(self._server.serve(listening))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         self._serving.cancel()
         await asyncio.wait({self._serving})
 

@@ -5,7 +5,6 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gnomon.core.errors import ConfigError, EngineError, RewardError
@@ -146,9 +145,7 @@ class EnvWorkers:
             raise ConfigError(str(error)) from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self._worker_pool.close()
 
     @contextlib.asynccontextmanager

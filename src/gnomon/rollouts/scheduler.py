@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
 from typing import Literal, Self
 
 from gnomon.core.errors import ConfigError
@@ -203,9 +202,7 @@ class RolloutScheduler:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         answers = [slot.answer for slot in self._slots if slot.answer is not None]
         for answer in answers:
             answer.cancel()
