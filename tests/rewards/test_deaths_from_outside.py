@@ -121,8 +121,17 @@ def test_right_programs_earn_1_whichever_grader_is_killed():
     assert [(g.reward, g.error) for g in grades] == [(1.0, None)] * len(SAMPLES)
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("packages", [(), ("numpy",)], ids=["", "template"])
+@pytest.mark.parametrize(
+    ("number", "packages"),
+    [
+        *(pytest.param(number, (), id=number.name) for number in STOP_SIGNALS),
+        pytest.param(STOP_SIGNALS[0], ("numpy",), id=f"template-{STOP_SIGNALS[0].name}"),
+        *(
+            pytest.param(number, ("numpy",), id=f"template-{number.name}", marks=pytest.mark.slow)
+            for number in STOP_SIGNALS[1:]
+        ),
+    ],
+)
 def test_signals_that_ask_a_run_to_stop_end_nothing_that_grades_its_step(
     number: signal.Signals, packages: tuple[str, ...]
 ):
@@ -223,8 +232,8 @@ def parent_of(pid: int) -> int:
 
 @pytest.mark.parametrize(
     ("which", "packages"),
-    [(0, ()), (1, ()), (1, ("numpy",)), pytest.param(0, ("numpy",), marks=pytest.mark.slow)],
-    ids=["witness", "program", "forked program", "forked witness"],
+    [(0, ()), (1, ("numpy",)), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, ()), (0, ("numpy",))))],
+    ids=["witness", "forked program", "program", "forked witness"],
 )
 def test_a_program_that_is_stopped_runs_again(which: int, packages: tuple[str, ...]):
     """Stopped once until its time is over: its output the second time. Always: refused, which is never a reward."""
