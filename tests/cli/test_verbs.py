@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,8 @@ def test_printed_commands_can_be_typed(capsys: Capture, tmp_path: Path):
 
 def test_training_from_python(tmp_path: Path):
     """Keywords replace fields; an algorithm is a value, a name or a table's worth of pieces."""
-    result = gnomon.train("tiny", str(tmp_path / "run"), steps=1, rollouts_per_step=32, algorithm=gnomon.SPO)
+    spo = replace(gnomon.SPO, tracker=replace(gnomon.SPO.tracker, initial="prior"))
+    result = gnomon.train("tiny", str(tmp_path / "run"), steps=1, rollouts_per_step=32, algorithm=spo)
 
     assert result.steps == 1
     assert result.model == tmp_path / "run" / "checkpoints" / "step-1"

@@ -261,7 +261,13 @@ def _begin_child(parent: Path, child: Path, dies_at: str) -> None:
     continue_run(parent, COOLER, child)
 
 
-@pytest.mark.parametrize("point", ["start:1", "checkpoint-file:2", "checkpoint-rename:1", "update:2", "record:2"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *("start:1", "checkpoint-file:2", "checkpoint-rename:1"),
+        *(pytest.param(point, marks=pytest.mark.slow) for point in ("update:2", "record:2")),
+    ],
+)
 def test_another_run_that_is_killed_while_it_begins_is_the_run_that_was_not(
     parent: Path, cooler: Path, tmp_path: Path, point: str
 ):

@@ -4,6 +4,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.training.runs import broken_off, same, signaled, trace
@@ -37,13 +38,19 @@ OTHERS = {
     "ewma": ("algorithm=decoupled-ppo", *ALGORITHMS["grpo"], "algorithm.proximal={decay=0.5}"),
 }
 EVERY_STEP = ("checkpoints.every=1", "checkpoints.keep_last=100")
-# Of the two forms of SPO's drift the replayed one has the larger state.
-TRIED = ["grpo", "spo-replayed", pytest.param("spo-accumulated", marks=pytest.mark.slow)]
 PARTS = [
     *(("grpo", part) for part in ("learner", "curriculum", "stream")),
     *(("spo-replayed", part) for part in ("learner", "curriculum", "stream", "tracker", "drift")),
     *(("spo-accumulated", part) for part in ("tracker", "drift")),
 ]
+
+# What is slow has parts of the state of what is quick, in other forms.
+LATER = ("spo-accumulated", "dapo", "bf16")
+
+
+def tried(*algorithms: str) -> list[Any]:
+    """Return names of algorithms as parameters of a test, some of them marked as slow."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in algorithms]
 
 
 def overrides(algorithm: str, *more: str, steps: int = STEPS) -> list[str]:
@@ -65,7 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", TRIED)
+@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS))
 def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     tmp_path: Path, whole: Callable[[str], Path], algorithm: str
 ):
@@ -81,7 +88,7 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
-@pytest.mark.parametrize("algorithm", TRIED)
+@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS))
 def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
     """From each checkpoint the rest of the run is made again, and what a crash left of later steps is replaced."""
     for step in (1, STEPS // 2, STEPS - 1):
@@ -91,7 +98,7 @@ def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Cal
         same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
-@pytest.mark.parametrize("algorithm", OTHERS)
+@pytest.mark.parametrize("algorithm", tried(*OTHERS))
 def test_a_crash_changes_nothing_for_others(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
     """LoRA with a reference, bfloat16 with recorded batches, dynamic sampling, an averaged policy: the same."""
     run = broken_off(whole(algorithm), tmp_path / "run", 2)
@@ -143,7 +150,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return checkpoint
 
 
-@pytest.mark.parametrize(("algorithm", "part"), PARTS, ids=[f"{a}-{p}" for a, p in PARTS])
+@pytest.mark.parametrize(
+    ("algorithm", "part"),
+    [pytest.param(a, p, id=f"{a}-{p}", marks=pytest.mark.slow if a in LATER else ()) for a, p in PARTS],
+)
 def test_each_part_of_the_state_is_needed(
     tmp_path: Path, whole: Callable[[str], Path], fresh: Callable[[str], Path], algorithm: str, part: str
 ):
@@ -210,7 +220,9 @@ def unsaved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_exits_with_its_number(tmp_path: Path, unsaved: Path, number: signal.Signals, code: int):
     """The step at hand is finished and saved, the exit code is 128 + signal, and the message says how to go on."""
     run = tmp_path / "stopped"
