@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked, ended
 
 from gnomon.cli.main import main
 from gnomon.cluster import head_monitor
@@ -195,7 +196,7 @@ def test_without_ray_the_extra_is_named():
         "from gnomon.cli.main import main\n"
         "sys.exit(main(['train', 'tiny', '--cluster', 'ray', 'device=cpu']))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = ended(Forked([], code))
 
     assert ran.returncode == 2
     assert "needs Ray, which is not installed; pip install 'gnomon[cluster]'" in ran.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.forked import Forked, ended
 
 from gnomon.core.types import Adapted
 from gnomon.models.lora import merged
@@ -73,18 +74,15 @@ def test_the_order_of_sums_changes_no_bit(seed: int, rank: int, bits: int):
 def test_kernels_of_another_processor_merge_the_same_bits():
     """Intel's library in its compatible mode, with another number of threads, gives other bits of a plain product."""
 
-    def said(threads: int, **settings: str) -> tuple[list[str], list[str]]:
-        run = subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE.format(threads=threads)],
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        lines = run.stdout.splitlines()
-        return lines[::2], lines[1::2]
-
-    here, there = said(2), said(1, MKL_CBWR="COMPATIBLE", ATEN_CPU_CAPABILITY="default")
+    other = subprocess.run(  # which is told before it loads the library
+        [sys.executable, "-c", _ELSEWHERE.format(threads=1)],
+        env={**os.environ, "MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ways = ended(Forked([], _ELSEWHERE.format(threads=2))).stdout, other.stdout
+    here, there = ((lines[::2], lines[1::2]) for lines in map(str.splitlines, ways))
     assert len(here[0]) == 3
     assert here[0] == there[0]
     if here[1] == there[1]:
