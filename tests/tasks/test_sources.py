@@ -4,6 +4,7 @@ import datetime
 import gzip
 import json
 import os
+import socket
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from gnomon.core.errors import ConfigError, DatasetError
-from gnomon.tasks.tables import TableTask, read_rows
+from gnomon.tasks.tables import TableTask, _hub_or_cache, read_rows
 
 
 def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path):
@@ -360,3 +361,21 @@ def test_settings_of_a_table_that_name_nothing_are_refused(tmp_path: Path, setti
 
     with pytest.raises(ConfigError, match=said):
         TableTask(str(path), **setting).questions()
+
+
+def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    """What was fetched before is looked for; the message is of a dataset that is not there. With a hub it is asked."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        with _hub_or_cache(datasets.config):
+            assert not datasets.config.HF_HUB_OFFLINE
+    with _hub_or_cache(datasets.config):
+        assert datasets.config.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+    with pytest.raises(DatasetError, match="OfflineModeIsEnabled"):
+        TableTask("no-such-organization/no-such-set").questions()

@@ -8,11 +8,15 @@ import difflib
 import io
 import json
 import re
+import socket
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from gnomon.core.errors import ConfigError, DatasetError, on_one_line, shortened, unknown
 from gnomon.core.optional import import_optional
@@ -27,6 +31,7 @@ from gnomon.tasks.split import Repetitions
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _HEAD = 512
+_HUB_SECONDS = 5.0
 _NO_FILES = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
@@ -350,7 +355,7 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
     if kind and not is_saved:
         _check_no_texts(folder)
     try:
-        with working(f"reading the dataset {path}"):
+        with working(f"reading the dataset {path}"), nullcontext() if kind else _hub_or_cache(datasets.config):
             found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, subset, split=split)
     except Exception as error:
         raise DatasetError(
@@ -364,6 +369,26 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
         found = found[split]
     with working(f"taking the rows of {path}"):
         return _rows_of(found.with_format("arrow")[:], path)
+
+
+@contextmanager
+def _hub_or_cache(config: Any) -> Iterator[None]:
+    """Let `datasets` read what was fetched before where the hub cannot be reached, instead of trying for 30 seconds.
+
+    Args:
+        config: The module datasets.config.
+    """
+    hub = urlsplit(config.HF_ENDPOINT)
+    before = config.HF_HUB_OFFLINE
+    try:
+        if not before and not getproxies():
+            try:
+                socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_HUB_SECONDS).close()
+            except OSError:
+                config.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
 
 
 def _check_no_texts(folder: Path) -> None:
