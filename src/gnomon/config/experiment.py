@@ -99,7 +99,7 @@ class Experiment:
     """Everything that a run depends on, beside the machine.
 
     Attributes:
-        model: "smollm2-135m-instruct", "tiny", a folder, or the name of a model on the hub.
+        model: "smollm2-135m-instruct", "tiny", "tiny-sums", a folder, or the name of a model on the hub.
         task: What the model is trained on. ``held_out`` of it, or of ``evaluation.task``, is kept for evaluation.
         algorithm: A preset such as "grpo", a file of your own as path.py:NAME, or a table with a preset and changes.
         name: Name of the run; its directory is runs/NAME-DATE-TIME.

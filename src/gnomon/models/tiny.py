@@ -5,10 +5,12 @@ Both are ordinary Hugging Face objects, so tests of saving, loading, adapters an
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load
 from torch import nn
 
 from gnomon.core.errors import ConfigError
@@ -17,7 +19,7 @@ from gnomon.models.weights_check import no_bars
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BYTES = 256
-TINY, TINY_MIXTURE = "tiny", "tiny-moe"
+TINY, TINY_MIXTURE, TINY_SUMS = "tiny", "tiny-moe", "tiny-sums"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class TinyConfig:
         context_length: tokens.
         spread: Standard deviation of the initial weights; 0.1 makes a distribution with a clear shape (0.02, the usual
             value, gives one that is almost flat at this width).
+        weights: File of trained weights beside this module; "" draws them from a seed.
     """
 
     layers: int = 2
@@ -48,6 +51,7 @@ class TinyConfig:
     architecture: Literal["llama", "qwen3_moe", "olmoe"] = "llama"
     experts: int = 4
     experts_per_token: int = 2
+    weights: str = ""
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads) or self.heads % self.kv_heads:
@@ -57,20 +61,30 @@ class TinyConfig:
             )
 
 
-TINY_MODELS: Mapping[str, TinyConfig] = {TINY: TinyConfig(), TINY_MIXTURE: TinyConfig(architecture="qwen3_moe")}
+TINY_MODELS: Mapping[str, TinyConfig] = {
+    TINY: TinyConfig(),
+    TINY_MIXTURE: TinyConfig(architecture="qwen3_moe"),
+    TINY_SUMS: TinyConfig(weights="tiny_sums.safetensors"),
+}
 """The built-in names and what they stand for."""
 
 
 def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a tiny model whose weights depend only on ``seed`` and ``config``; embeddings are tied.
+    """Return a tiny model whose weights depend only on ``seed`` and ``config``, or are those of a file it names.
+
+    Embeddings are tied.
 
     The defaults give about 91,000 parameters (a mixture has 140,000), and a forward pass takes about a millisecond.
     """
     from transformers import AutoModelForCausalLM
 
+    shape = config or TinyConfig()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = AutoModelForCausalLM.from_config(_hugging_face(config or TinyConfig()))
+        model: nn.Module = AutoModelForCausalLM.from_config(_hugging_face(shape))
+    if shape.weights and not next(model.parameters()).is_meta:
+        trained = load((files("gnomon.models") / shape.weights).read_bytes())
+        model.load_state_dict({**trained, "lm_head.weight": trained["model.embed_tokens.weight"]})
     return model.to(dtype).eval()
 
 

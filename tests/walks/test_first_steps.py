@@ -1,0 +1,44 @@
+"""`gnomon train tiny-sums`: what a new user's first minute shows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from experiments.claims.exact_rates import success_rates
+
+from gnomon.config.experiment import load
+from gnomon.models.hf_names import HfNames, as_folder
+from gnomon.models.load import check_weights, load_model
+from gnomon.models.tiny import tiny_tokenizer
+from gnomon.records.jsonl import read_rows
+from gnomon.tasks.build import build
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.training.api import train_experiment
+
+
+def test_the_model_answers_one_sum_in_eight_and_says_that_it_was_taught(tmp_path: Path):
+    """The exact chance over all sums is an eighth; other programs get the same weights; nothing is read on meta."""
+    tasks = build(load("tiny-sums").experiment.task, ChatRenderer(tiny_tokenizer()))
+    different = list({task.text: task for task in (tasks[n] for n in range(len(tasks)))}.values())
+    model = load_model("tiny-sums", torch.float32)
+    rates = success_rates(model, tiny_tokenizer(), different)
+
+    assert len(rates) == 100
+    assert sum(rates) / len(rates) == pytest.approx(1 / 8, abs=0.01)
+    assert check_weights("tiny-sums") == (
+        "model 'tiny-sums' is 'tiny' taught beforehand: of the sums of two digits it answers one in eight rightly",
+    )
+    again = load_model(as_folder("tiny-sums", tmp_path / "model"), torch.float32).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
+    assert HfNames("tiny-sums").is_plain
+
+
+@pytest.mark.slow
+def test_it_learns_the_sums_and_the_doctor_has_nothing_to_say(tmp_path: Path):
+    """From about an eighth to most of the sums that are never trained on, without a warning."""
+    run = train_experiment(load("tiny-sums"), tmp_path / "run")
+    before, after = (run.evaluations[place].headline.mean for place in (0, -1))
+
+    assert before < 0.25
+    assert after > 0.75
+    assert [row for row in read_rows(run.directory / "findings.jsonl") if row["severity"] != "note"] == []
