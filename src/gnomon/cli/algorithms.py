@@ -1,4 +1,4 @@
-"""``gnomon algorithms [NAME]``: what there is, and what the name of an algorithm or of a piece stands for."""
+"""gnomon algorithms [NAME]: what there is, and what the name of an algorithm or of a piece stands for."""
 
 import argparse
 import json
@@ -9,7 +9,11 @@ from typing import Any
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon algorithms", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon algorithms",
+        description=__doc__,
+        epilog="examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms Clip",
+    )
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
     parser.add_argument("--latex", action="store_true", help="print the formula of an algorithm for LaTeX")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,4 +1,4 @@
-"""What several verbs share: settings as arguments, ``--restarts N`` and ``--cluster WHERE``."""
+"""What several verbs share: settings as arguments, --restarts N and --cluster WHERE."""
 
 import argparse
 import difflib

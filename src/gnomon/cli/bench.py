@@ -1,4 +1,4 @@
-"""``gnomon bench [CASE ...]``: how fast gnomon is on this machine, beside the machine's limit and beside TRL."""
+"""gnomon bench [CASE ...]: how fast gnomon is on this machine, beside the machine's limit and beside TRL."""
 
 import argparse
 import json
@@ -11,7 +11,9 @@ from gnomon.core.progress import counted, working
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon bench", description=__doc__, epilog="examples: gnomon bench --quick, gnomon bench engine"
+    )
     parser.add_argument(
         "case",
         nargs="*",

@@ -1,6 +1,6 @@
-"""``gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS``: equal cost, several seeds, one page.
+"""gnomon compare EXPERIMENT --algorithms a,b,c --seeds N --budget TOKENS: equal cost, several seeds, one page.
 
-``gnomon compare --logs NAME=DIR NAME=DIR ...``: runs that exist, of gnomon, TRL, verl and prime-rl.
+gnomon compare --logs NAME=DIR NAME=DIR ...: runs that exist, of gnomon, TRL, verl and prime-rl.
 """
 
 import json
@@ -16,7 +16,11 @@ from gnomon.core.redaction import for_people
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(prog="gnomon compare", description=__doc__)
+    parser = SettingsParser(
+        prog="gnomon compare",
+        description=__doc__,
+        epilog="examples: gnomon compare tiny --algorithms grpo,spo --seeds 3 --budget 60000",
+    )
     parser.add_argument(
         "experiment", nargs="?", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
     )

@@ -1,4 +1,4 @@
-"""``gnomon completion SHELL``: a script that completes verbs, options, settings and names in bash, zsh or fish."""
+"""gnomon completion SHELL: a script that completes verbs, options, settings and names in bash, zsh or fish."""
 
 import argparse
 import importlib

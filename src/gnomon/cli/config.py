@@ -1,4 +1,4 @@
-"""``gnomon config [KEY]``: the settings of an experiment, with type, default and meaning."""
+"""gnomon config [KEY]: the settings of an experiment, with type, default and meaning."""
 
 import argparse
 import json

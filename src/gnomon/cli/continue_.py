@@ -1,4 +1,4 @@
-"""``gnomon continue RUN key=value ...``: go on with a run after its end, with more steps, other prompts or settings.
+"""gnomon continue RUN key=value ...: go on with a run after its end, with more steps, other prompts or settings.
 
 With more steps alone the same run goes on. Otherwise, and with --run-dir, another run begins with its weights, moments
 and what it knows of the prompts that stay; its steps count on from there.

@@ -1,4 +1,4 @@
-"""``gnomon dissect BATCH --algorithms a,b,c [key=value ...]``: what each makes of one recorded batch, side by side."""
+"""gnomon dissect BATCH --algorithms a,b,c [key=value ...]: what each makes of one recorded batch, side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(prog="gnomon dissect", description=__doc__)
+    parser = SettingsParser(
+        prog="gnomon dissect",
+        description=__doc__,
+        epilog="examples: gnomon dissect RUN/batches/step-3.json --algorithms grpo,dapo, gnomon dissect --verify",
+    )
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"

@@ -1,4 +1,4 @@
-"""``gnomon doctor RUN [--fail-on severe]``: what is wrong with a run, what shows it, what it means, what to try.
+"""gnomon doctor RUN [--fail-on severe]: what is wrong with a run, what shows it, what it means, what to try.
 
 RUN may be a run of TRL, verl or prime-rl; then the rules that could not look are named.
 """
@@ -24,7 +24,11 @@ _TEXT = 60
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon doctor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon doctor",
+        description=__doc__,
+        epilog="examples: gnomon doctor runs/first, gnomon doctor runs/first --fail-on severe",
+    )
     parser.add_argument("run", help="a run directory; nothing in it is changed")
     parser.add_argument(
         "--fail-on",

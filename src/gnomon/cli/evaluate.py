@@ -1,4 +1,4 @@
-"""``gnomon evaluate MODEL_OR_RUN [MODEL_OR_RUN_B] [--task NAME] [--samples K]``: held-out scores, and what differs.
+"""gnomon evaluate MODEL_OR_RUN [MODEL_OR_RUN_B] [--task NAME] [--samples K]: held-out scores, and what differs.
 
 Two models, or two checkpoints of a run, are asked the same prompts with the same draws and compared prompt by prompt.
 """
@@ -63,7 +63,10 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gnomon evaluate",
+        description=__doc__,
+        epilog="examples: gnomon evaluate runs/first --samples 4, gnomon evaluate my-model --task gsm8k",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
     parser.add_argument("second", nargs="?", help="another one, to be compared with the first")

@@ -1,4 +1,4 @@
-"""``gnomon export RUN [FOLDER] [--to WHERE]``: take the model of a run or an adapter away."""
+"""gnomon export RUN [FOLDER] [--to WHERE]: take the model of a run or an adapter away."""
 
 import argparse
 import json
@@ -16,7 +16,11 @@ _HUB = "hub:"
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon export", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon export",
+        description=__doc__,
+        epilog="examples: gnomon export runs/first my-model, gnomon export runs/first model.gguf --to gguf",
+    )
     parser.add_argument("run", type=Path, help="a run directory, or the folder of a LoRA adapter")
     parser.add_argument("folder", type=Path, nargs="?", help="a new folder, or file for GGUF; an upload needs none")
     parser.add_argument(

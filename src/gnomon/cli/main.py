@@ -1,4 +1,4 @@
-"""The ``gnomon`` command. Each verb has one module, imported only when the verb is called."""
+"""The gnomon command. Each verb has one module, imported only when the verb is called."""
 
 import errno
 import importlib

@@ -1,6 +1,6 @@
-"""``gnomon plan EXPERIMENT [key=value ...]``: validate everything and say what a step does, without training.
+"""gnomon plan EXPERIMENT [key=value ...]: validate everything and say what a step does, without training.
 
-With ``--hardware``: what the same experiment would do on a cluster of such devices, which need not be here: how to part
+With --hardware: what the same experiment would do on a cluster of such devices, which need not be here: how to part
 them, memory, seconds of every stage, the bottleneck, and what gnomon does not carry. Its model may be a shape alone.
 """
 
@@ -20,7 +20,11 @@ _DEVICES, _PROMPT_TOKENS = 8, 512
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(prog="gnomon plan", description=__doc__)
+    parser = SettingsParser(
+        prog="gnomon plan",
+        description=__doc__,
+        epilog="examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved",
+    )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument(

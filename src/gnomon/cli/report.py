@@ -1,4 +1,4 @@
-"""``gnomon report RUN [RUN ...]``: one page that shows a run, or several beside each other."""
+"""gnomon report RUN [RUN ...]: one page that shows a run, or several beside each other."""
 
 import argparse
 import json
@@ -12,7 +12,11 @@ from gnomon.records.directory import RunDirectory
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon report",
+        description=__doc__,
+        epilog="examples: gnomon report runs/first, gnomon report runs/first runs/second --out comparison.html",
+    )
     parser.add_argument("run", nargs="+", type=Path, help="run directories; with several the page compares them")
     parser.add_argument("--out", type=Path, help="the file (default: report.html in the run, comparison.html for more)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -1,4 +1,4 @@
-"""``gnomon reproduce CLAIM``: put a paper's claim to the test; ``--list`` shows all claims with their last verdicts."""
+"""gnomon reproduce CLAIM: put a paper's claim to the test; --list shows all claims with their last verdicts."""
 
 import argparse
 import json
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon reproduce", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon reproduce",
+        description=__doc__,
+        epilog="examples: gnomon reproduce --list, gnomon reproduce spo_variance",
+    )
     parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
     parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``gnomon resume RUN``: go on from the newest valid checkpoint."""
+"""gnomon resume RUN: go on from the newest valid checkpoint."""
 
 import argparse
 import shlex
@@ -14,7 +14,9 @@ from gnomon.training.supervisor import reporting
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon resume", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon resume", description=__doc__, epilog="examples: gnomon resume runs/first"
+    )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")

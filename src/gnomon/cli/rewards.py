@@ -1,4 +1,4 @@
-"""``gnomon rewards [KIND]``: the rewards that an experiment may name, with their settings."""
+"""gnomon rewards [KIND]: the rewards that an experiment may name, with their settings."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""``gnomon sft [EXPERIMENT] [key=value ...]``: train on the answers of a dataset (supervised fine-tuning).
+"""gnomon sft [EXPERIMENT] [key=value ...]: train on the answers of a dataset (supervised fine-tuning).
 
     gnomon sft model=smollm2-135m-instruct task=chats.jsonl
     gnomon sft model=smollm2-135m-instruct task=chats.jsonl epochs=1 max_length=1024 lora={}

@@ -1,4 +1,4 @@
-"""``gnomon tasks [NAME]``: the tasks that an experiment may name, with their settings."""
+"""gnomon tasks [NAME]: the tasks that an experiment may name, with their settings."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""``gnomon train EXPERIMENT [key=value ...]``: train, evaluate, record."""
+"""gnomon train EXPERIMENT [key=value ...]: train, evaluate, record."""
 
 import sys
 from collections.abc import Sequence
@@ -12,8 +12,12 @@ from gnomon.training.supervisor import reporting
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(prog="gnomon train", description=__doc__)
-    parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny)")
+    parser = SettingsParser(
+        prog="gnomon train",
+        description=__doc__,
+        epilog="examples: gnomon train quickstart steps=50, gnomon train my.toml algorithm=spo --run-dir runs/spo",
+    )
+    parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny-sums)")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
     )

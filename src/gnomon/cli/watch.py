@@ -1,4 +1,4 @@
-"""``gnomon watch RUN``: a live view of a run, on a terminal or as lines; it reads files and disturbs nothing."""
+"""gnomon watch RUN: a live view of a run, on a terminal or as lines; it reads files and disturbs nothing."""
 
 import argparse
 import importlib.util
@@ -16,7 +16,11 @@ from typing import Any
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(prog="gnomon watch", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gnomon watch",
+        description=__doc__,
+        epilog="examples: gnomon watch runs/first, gnomon watch runs/first --once",
+    )
     parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
     parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
     parser.add_argument("--once", action="store_true", help="print how it stands, and end")
