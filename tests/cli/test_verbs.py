@@ -46,7 +46,7 @@ OPTIONS = {
     "sft": {"experiment", "key=value", "--run-dir", "--cluster", "--restarts", "--json"},
     "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
-    "algorithms": {"name", "--json"},
+    "algorithms": {"name", "--latex", "--json"},
     "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json", "--logs", "--score"}
     | {"--budget", "--seconds", "--steps", "--workers", "--out"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},
