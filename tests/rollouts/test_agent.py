@@ -272,6 +272,38 @@ def test_anthropic_s_client_calls_a_tool(is_streamed: bool):
     assert spelled(segment.path.prompt).startswith("<|bos|>system\nBe brief.")
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_openai_s_client_of_responses_calls_a_tool(is_streamed: bool):
+    """Items become the same messages, a text and its call one answer; nothing is stored between calls."""
+    engine = Parrot([say(f"I add.\n{CALL}"), say("2")])
+    tool = {"type": "function", "strict": False, **ADD["function"]}  # type: ignore[dict-item]
+
+    async def body() -> AgentSession:
+        async with serving(engine) as served, served.openai as client:
+
+            async def said(given: Any, **more: Any) -> Any:
+                asked: dict[str, Any] = {"model": "m", "instructions": "Be brief.", "tools": [tool], **more}
+                if not is_streamed:
+                    return await client.responses.create(input=given, **asked)
+                async with client.responses.stream(input=given, **asked) as stream:
+                    return await stream.get_final_response()
+
+            first = await said("1+1")
+            text, call = first.output
+            assert (first.output_text, call.name, json.loads(call.arguments)) == ("I add.", "add", {"a": 1})
+            items: list[Any] = [{"role": "user", "content": "1+1"}]
+            items += [text.model_dump(exclude_none=True), call.model_dump(exclude_none=True)]
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
+            second = await said(items)
+            assert (second.output_text, second.status, second.usage.output_tokens) == ("2", "completed", 2)
+            with pytest.raises(openai.BadRequestError, match="nothing is stored between calls"):
+                await said("and?", previous_response_id=second.id)
+            return served.session
+
+    [segment] = run(body()).segments
+    assert len(segment.marks) == 2
+
+
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [

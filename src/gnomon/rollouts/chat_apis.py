@@ -1,10 +1,11 @@
 """The interfaces that agents call a model by, read into one request and written from one answer. No torch.
 
-OpenAI's chat completions and Anthropic's messages, streamed or not. What would change the distribution that tokens are
+OpenAI's chat completions and responses and Anthropic's messages, streamed or not. What would change the distribution that tokens are
 drawn from is refused: the learner scores every token under the run's own sampling, and a token that was drawn otherwise
 has another log-probability. What a chat template cannot show is refused too.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,7 +287,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def _chat_message(message: Any) -> ChatMessage:
     role = _need(message, Mapping, "a message").get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise ApiError("invalid_request", f"a message has the role {_short(role)}, which is none of {list(_ROLES)}")
     known = {"assistant": ("tool_calls", "annotations"), "tool": ("tool_call_id", "name")}.get(str(role), ())
     for key, value in message.items():
@@ -348,6 +349,126 @@ def _stream_chat(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str
 def _refuse_chat(error: ApiError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+
+
+# OpenAI's responses.
+
+_RESPONSES: Mapping[str, Sequence[Any]] = {
+    "model": (), "input": (), "instructions": (), "tools": (), "stream": (), "stream_options": (), "include": (),
+    "max_output_tokens": (), "metadata": (), "user": (), "service_tier": (), "store": (), "prompt_cache_key": (),
+    "safety_identifier": (), "background": (False,), "truncation": ("disabled",), "parallel_tool_calls": (True,),
+    "tool_choice": ("auto", "none"), "text": ({"format": {"type": "text"}},), "top_logprobs": (0,),
+}  # fmt: skip
+
+
+def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest:
+    if body.get("previous_response_id") or body.get("conversation"):
+        raise ApiError("unsupported_parameter", "nothing is stored between calls; send the whole conversation as input")
+    _check_sampling(body, sampling, _RESPONSES)
+    tools = []
+    for tool in _need(body.get("tools") or [], list, "tools"):
+        if _need(tool, Mapping, "a tool").get("type") != "function":
+            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool.get('type'))}; there are functions")
+        tools.append(_tool(tool.get("name"), tool.get("description"), tool.get("parameters")))
+    given, told = body.get("input"), _need(body.get("instructions") or "", str, "instructions")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _need(given, list, "input")
+    messages = [ChatMessage("system", told)] if told else []
+    for item in items:
+        message = _item(item)
+        if message.role == "assistant" and messages and messages[-1].role == "assistant":
+            # A message and its calls are items of their own, and one answer.
+            before = messages.pop()
+            message = ChatMessage("assistant", before.text + message.text, before.calls + message.calls)
+        messages.append(message)
+    return ChatRequest(
+        messages=_checked(tuple(messages)),
+        tools=tuple(tools),
+        reads_calls=body.get("tool_choice") != "none",
+        max_tokens=_limit(body.get("max_output_tokens"), "max_output_tokens"),
+        is_streamed=bool(body.get("stream")),
+        model=_need(body.get("model", MODEL), str, "model"),
+    )
+
+
+def _item(item: Any) -> ChatMessage:
+    match _need(item, Mapping, "an item of the input").get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if not isinstance(role, str) or role not in _ROLES:
+                raise ApiError("invalid_request", f"a message has the role {_short(role)}; there are {list(_ROLES)}")
+            kinds = ("input_text", "output_text", "text")
+            return ChatMessage(_ROLES[role], _text(item.get("content"), f"a message of the {role}'s", kinds))
+        case "function_call":
+            call = ChatCall(_need(item.get("name"), str, "a call's name"), _arguments(item.get("arguments")))
+            return ChatMessage("assistant", "", (call,))
+        case "function_call_output":
+            return ChatMessage("tool", _text(item.get("output"), "a tool's output", ("input_text",)))
+        case kind:
+            raise ApiError(
+                "unsupported_content", f"an item of type {_short(kind)}; messages and function calls are read"
+            )
+
+
+def _write_responses(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    status = "incomplete" if answer.is_cut else "completed"
+    text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+    output: list[dict[str, Any]] = []
+    if answer.text or not answer.calls:
+        message = {"type": "message", "id": f"msg_{answer.number}", "role": "assistant", "status": status}
+        output.append({**message, "content": [text]})
+    for n, call in enumerate(answer.calls):
+        named = {"name": call.name, "arguments": call.arguments, "status": "completed"}
+        number = f"{answer.number}_{n}"
+        output.append({"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", **named})
+    return {
+        "id": f"resp_{answer.number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": request.model,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if answer.is_cut else None,
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": answer.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        },
+    }
+
+
+def _stream_responses(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, Any]]:
+    whole, numbers = _write_responses(request, answer), itertools.count()
+
+    def event(name: str, **data: Any) -> tuple[str, Any]:
+        return f"response.{name}", {"type": f"response.{name}", "sequence_number": next(numbers), **data}
+
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield event("created", response=begun)
+    yield event("in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        where = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "message":
+            [part] = item["content"]
+            where["content_index"] = 0
+            yield event("output_item.added", output_index=index, item={**item, "content": [], "status": "in_progress"})
+            yield event("content_part.added", **where, part={**part, "text": ""})
+            yield event("output_text.delta", **where, delta=part["text"], logprobs=[])
+            yield event("output_text.done", **where, text=part["text"], logprobs=[])
+            yield event("content_part.done", **where, part=part)
+        else:
+            yield event(
+                "output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
+            )
+            yield event("function_call_arguments.delta", **where, delta=item["arguments"])
+            yield event("function_call_arguments.done", **where, arguments=item["arguments"], name=item["name"])
+        yield event("output_item.done", output_index=index, item=item)
+    yield event("incomplete" if answer.is_cut else "completed", response=whole)
 
 
 # Anthropic's messages.
@@ -452,6 +573,7 @@ def _refuse_messages(error: ApiError) -> dict[str, Any]:
 
 CHAT_APIS: Mapping[str, ChatApi] = {
     "/v1/chat/completions": ChatApi(_read_chat, _write_chat, _stream_chat, _refuse_chat),
+    "/v1/responses": ChatApi(_read_responses, _write_responses, _stream_responses, _refuse_chat),
     "/v1/messages": ChatApi(_read_messages, _write_messages, _stream_messages, _refuse_messages),
 }
 """The interfaces by the path that their clients call."""
