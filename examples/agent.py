@@ -7,6 +7,8 @@ import json
 
 import openai
 
+from gnomon.tasks.environment import Reply
+
 ADD = {
     "type": "function",
     "function": {
@@ -17,17 +19,26 @@ ADD = {
 }
 
 
-async def solve(prompt: str) -> str:
-    """Answer a question; the policy may call the calculator."""
-    messages = [{"role": "user", "content": f"{prompt} Use the tool."}]
+SYSTEM = """Call the tool to add. For 2+3= write:
+<tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}
+</tool_call>"""
+
+
+async def solve(prompt: str, answer: str) -> Reply:
+    """Answer a question; a call of the calculator that fits the question earns half of the reward."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+    earned = 0.0
     async with openai.AsyncOpenAI() as client:
         while True:
             reply = await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
             said = reply.choices[0].message
             if not said.tool_calls:
-                return said.content or ""
+                earned += 0.5 * (answer in (said.content or ""))
+                return Reply(said.content or "", reward=earned)
             messages.append(said.model_dump(exclude_none=True))
             for call in said.tool_calls:
                 given = json.loads(call.function.arguments)
                 result = str(given["a"] + given["b"]) if {"a", "b"} <= given.keys() else "error: it needs a and b"
+                earned = max(earned, 0.1 + 0.4 * (result == answer))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})

@@ -1,8 +1,8 @@
 """The interfaces that agents call a model by, read into one request and written from one answer. No torch.
 
-OpenAI's chat completions and responses and Anthropic's messages, streamed or not. What would change the distribution that tokens are
-drawn from is refused: the learner scores every token under the run's own sampling, and a token that was drawn otherwise
-has another log-probability. What a chat template cannot show is refused too.
+OpenAI's chat completions and responses and Anthropic's messages, streamed or not. What would change the distribution
+that tokens are drawn from is refused: the learner scores every token under the run's own sampling, and a token that was
+drawn otherwise has another log-probability. What a chat template cannot show is refused too.
 """
 
 import itertools
@@ -404,9 +404,7 @@ def _item(item: Any) -> ChatMessage:
         case "function_call_output":
             return ChatMessage("tool", _text(item.get("output"), "a tool's output", ("input_text",)))
         case kind:
-            raise ApiError(
-                "unsupported_content", f"an item of type {_short(kind)}; messages and function calls are read"
-            )
+            raise ApiError("unsupported_content", f"an item of type {_short(kind)}; there are messages and calls")
 
 
 def _write_responses(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
@@ -445,8 +443,8 @@ def _write_responses(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]
 def _stream_responses(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, Any]]:
     whole, numbers = _write_responses(request, answer), itertools.count()
 
-    def event(name: str, **data: Any) -> tuple[str, Any]:
-        return f"response.{name}", {"type": f"response.{name}", "sequence_number": next(numbers), **data}
+    def event(kind: str, **data: Any) -> tuple[str, Any]:
+        return f"response.{kind}", {"type": f"response.{kind}", "sequence_number": next(numbers), **data}
 
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield event("created", response=begun)
@@ -462,9 +460,8 @@ def _stream_responses(request: ChatRequest, answer: ChatAnswer) -> Iterator[tupl
             yield event("output_text.done", **where, text=part["text"], logprobs=[])
             yield event("content_part.done", **where, part=part)
         else:
-            yield event(
-                "output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
-            )
+            empty = {**item, "arguments": "", "status": "in_progress"}
+            yield event("output_item.added", output_index=index, item=empty)
             yield event("function_call_arguments.delta", **where, delta=item["arguments"])
             yield event("function_call_arguments.done", **where, arguments=item["arguments"], name=item["name"])
         yield event("output_item.done", output_index=index, item=item)
