@@ -64,7 +64,10 @@ def test_a_piece_says_what_its_fields_may_be():
     assert masked.fields["low"].default == "0.5"
     assert masked.fields["level"].type == '"token" | "sequence" | "geometric"'
     assert gae.fields["policy_lambda"].type == "Fixed | LengthAdaptive | LengthSigmoid"
-    assert (score.fields["trust"].type, score.fields["trust"].default) == ("Clip | Cap | EssCap | Unbounded", None)
+    assert (score.fields["trust"].type, score.fields["trust"].default) == (
+        "Clip | Cap | EssCap | GammaKernel | Unbounded",
+        None,
+    )
 
 
 def test_names_that_mean_no_piece():

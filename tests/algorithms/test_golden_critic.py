@@ -16,6 +16,7 @@ from gnomon.algorithms import (
     VAPO,
     Capped,
     CriticConfig,
+    DivergenceMask,
     EssKl,
     Fixed,
     Gae,
@@ -23,7 +24,6 @@ from gnomon.algorithms import (
     LengthSigmoid,
     MaskedIS,
     OffPolicyMask,
-    ProbabilityMask,
     RejectionSampling,
     SelfImitation,
     TokenMean,
@@ -226,8 +226,8 @@ def test_a_difference_of_probabilities_spares_rare_tokens():
     """From e^-1 = 0.368 to e^-0.1 = 0.905 is 0.54 apart; to e^-3 = 0.05 it is 0.32."""
     current = [[-0.1, -3.0], [-1.0, -1.0]]
 
-    assert factor(ProbabilityMask(0.3), current, current, [1.0, 0.0]) == [[0, 0], [1, 1]]
-    assert factor(ProbabilityMask(0.4), current, current, [1.0, 0.0]) == [[0, 1], [1, 1]]
+    assert factor(DivergenceMask("tv", 0.3), current, current, [1.0, 0.0]) == [[0, 0], [1, 1]]
+    assert factor(DivergenceMask("tv", 0.4), current, current, [1.0, 0.0]) == [[0, 1], [1, 1]]
 
 
 def test_the_whole_ratio_is_capped():

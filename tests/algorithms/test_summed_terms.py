@@ -30,7 +30,8 @@ def test_the_sums_are_those_of_the_hand():
     loss, gradient = loss_and_gradient(POSITIVE_CAP, batch, logs - 1)
     weights = [float(w) for w in -3 * gradient.flatten()]
 
-    assert dict(statistics.sums) == pytest.approx({"up": 2.0, "up_ratio": 3.0, "up_square": 5.0})
+    sums = {name: statistics.total(name) for name in ("up", "up_ratio", "up_square")}
+    assert sums == pytest.approx({"up": 2.0, "up_ratio": 3.0, "up_square": 5.0})
     assert weights == pytest.approx([0.9, 0.9, -4.0])
     assert loss == pytest.approx(float(-(0.9 * (logs[0] - 1) + 0.9 * (logs[1] - 1) - 4 * (logs[2] - 1))) / 3)
 
@@ -49,13 +50,14 @@ def test_cuts_change_nothing(cuts: list[list[int]]):
     assert torch.allclose(slopes, slope)
 
 
-def test_sums_add_up_by_name():
+def test_terms_add_up_by_name():
     """Also where one side has a name that the other has not; an unknown name says which there are."""
-    added = Statistics(sums=(("a", 1.0),)) + Statistics(sums=(("b", 2.0), ("a", 3.0)))
+    one, two, three = (torch.tensor([number], dtype=torch.float64) for number in (1.0, 2.0, 3.0))
+    added = Statistics(terms=(("a", one),)) + Statistics(terms=(("b", two), ("a", three)))
 
-    assert dict(added.sums) == {"a": 4.0, "b": 2.0}
-    assert (added.total("b"), added.mean("a")) == (2.0, 0.0)
-    with pytest.raises(ConfigError, match="unknown sum 'c'"):
+    assert added.values("a").tolist() == [1.0, 3.0]
+    assert (added.total("a"), added.mean("a"), added.total("b")) == (4.0, 2.0, 2.0)
+    with pytest.raises(ConfigError, match="unknown term 'c'"):
         added.total("c")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from hypothesis import settings
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gnomon.algorithms import PRESETS, Algorithm, LossInputs, PolicyGradient
+from gnomon.algorithms.protocols import PieceResult
 from gnomon.algorithms.ratios import Statistics
+from gnomon.core.metrics import Metrics
 from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.testing import make_batch
 
@@ -136,13 +139,26 @@ class Held:
         return self.weight
 
 
+@dataclass(frozen=True)
+class HeldFactor:
+    """The factor of a correction at one point, frozen likewise."""
+
+    factor: Tensor
+    is_filter: ClassVar[bool] = True
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the factor."""
+        return self.factor, Metrics()
+
+
 def frozen(algorithm: Algorithm, current: Tensor, weighed: Batch, statistics: Statistics) -> Algorithm:
-    """Return the algorithm whose weights, if they have a stopped gradient, stay what they are at ``current``."""
+    """Return the algorithm whose weights, where they have a stopped gradient, stay what they are at ``current``."""
+    view = algorithm.view(current, -current / 2, weighed, statistics)
+    if algorithm.correction is not None:
+        algorithm = replace(algorithm, correction=HeldFactor(algorithm.correction(view)[0]))
     if not isinstance(algorithm.surrogate, PolicyGradient):
         return algorithm
-    view: LossInputs = algorithm.view(current, current, weighed, statistics)
-    weight = algorithm.surrogate.trust(view.log_ratio.exp(), statistics)
-    return replace(algorithm, surrogate=PolicyGradient(Held(weight)))
+    return replace(algorithm, surrogate=PolicyGradient(Held(algorithm.surrogate.weight(view))))
 
 
 def presets(*names: str) -> Sequence[Algorithm]:

@@ -124,7 +124,7 @@ def test_packed_rows_have_the_gradient_of_padded_ones(algorithm: Algorithm, d: D
         scores = scorer(shares)(minibatch.tokens, minibatch.prompt_lengths, minibatch.mask)
         if not scores.logprobs.requires_grad:
             return
-        statistics = algorithm.statistics(scores.logprobs, minibatch)
+        statistics = algorithm.statistics(scores.logprobs, minibatch, scores.entropy)
         loss = algorithm.loss(scores.logprobs, scores.entropy, minibatch, statistics).total
         parameters = dict(scorer(shares).model.named_parameters())
         found = torch.autograd.grad(loss, list(parameters.values()))

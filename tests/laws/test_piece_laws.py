@@ -18,13 +18,13 @@ from gnomon.algorithms import (
     Capped,
     Clip,
     ClippedSurrogate,
+    DivergenceMask,
     GroupRelative,
     LeaveOneOut,
     MaskedIS,
     OffPolicyMask,
     OptimalBaseline,
     PolicyGradient,
-    ProbabilityMask,
     RejectionSampling,
     Returns,
     SequenceMean,
@@ -146,7 +146,13 @@ def test_a_cap_that_never_acts_has_the_gradient_of_the_plain_ratio(d: Drawn):
 
 LEVELS = ("token", "sequence", "geometric")
 OF_PROXIMAL = [piece(level=level) for piece in (TruncatedIS, MaskedIS, RejectionSampling) for level in LEVELS]
-OF_CURRENT = [Capped(), OffPolicyMask(), ProbabilityMask()]
+OF_CURRENT = [
+    Capped(),
+    OffPolicyMask(),
+    DivergenceMask(),
+    DivergenceMask("kl", 0.01, "sequence"),
+    DivergenceMask("kl", 0.01, side="outward"),
+]
 
 
 @pytest.mark.parametrize("correction", [*OF_PROXIMAL, *OF_CURRENT], ids=repr)

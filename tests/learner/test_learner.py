@@ -62,7 +62,7 @@ def plain_update(model: Any, batch: Batch, algorithm: Algorithm) -> dict[str, Te
     predicted = policy[torch.arange(len(batch))[:, None], where - 1]
     chosen = predicted.gather(2, batch.tokens.gather(1, where)[:, :, None])[:, :, 0]
     entropy = -(predicted.exp() * predicted).sum(-1)
-    statistics = algorithm.statistics(chosen, batch) if algorithm.reads_statistics else Statistics()
+    statistics = algorithm.statistics(chosen, batch, entropy) if algorithm.reads_statistics else Statistics()
     algorithm.loss(chosen, entropy, batch, statistics).total.backward()
     return {
         name: (p - p.grad / (p.grad.abs() + 1)).detach() for name, p in model.named_parameters() if p.grad is not None

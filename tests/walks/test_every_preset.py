@@ -40,6 +40,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "a-star-po": ("algorithm.surrogate.beta=0.05",),
     "dapo": ("algorithm.overlong=none", *FEWER_UPDATES),
     "p3o-two-anchor": ("algorithm.updates.minibatches=2",),
+    "dppo": ("algorithm.aggregate.length=2", *FEWER_UPDATES),
+    "dppo-kl": ("algorithm.aggregate.length=2", *FEWER_UPDATES),
     "dr-grpo": ("algorithm.aggregate.length=2",),
     "vapo": ("algorithm.advantage.policy_lambda.alpha=1.0", *FEWER_UPDATES, *SHORT_PRETRAINING),
     "vapo-review": SHORT_PRETRAINING,

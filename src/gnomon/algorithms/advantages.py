@@ -82,16 +82,18 @@ class GroupRelative(Advantage):
 
     Attributes:
         scale: "group" divides by the group's deviation (GRPO), "batch" by that of all rewards (Lite PPO), "none" not at
-            all (Dr. GRPO: dividing gives very easy and very hard prompts more weight).
+            all (Dr. GRPO: dividing gives very easy and very hard prompts more weight), "mean" by the group's mean
+            reward: for rewards of 0 and 1 the gradient is that of log pass rate (MaxRL); 0 where the mean is not above
+            0.
         ddof: 1 for the sample deviation (every library), 0 for the population's.
         epsilon: >= 0, in rewards.
         singleton: When one response of a group could be graded: advantage 0, its raw reward, or GradingError.
         kl: >= 0, rewards per nat: r is then the reward less kl sum_t (log proximal - log reference).
 
-    Source: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783.
+    Source: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; MaxRL, arXiv 2602.02710.
     """
 
-    scale: Literal["group", "batch", "none"] = "group"
+    scale: Literal["group", "batch", "none", "mean"] = "group"
     ddof: Literal[0, 1] = 1
     epsilon: float = 1e-6
     singleton: Singleton = "zero"
@@ -116,6 +118,10 @@ class GroupRelative(Advantage):
         centered = self._centered(batch)
         if self.scale == "group":
             scaled = centered / (groups.deviation(rewards, self.ddof) + self.epsilon)
+            centered = torch.where(groups.size == 1, centered, scaled)
+        if self.scale == "mean":
+            mean = groups.mean(rewards)
+            scaled = torch.where(mean > 0, centered / (mean + self.epsilon), 0.0)
             centered = torch.where(groups.size == 1, centered, scaled)
         if self.scale == "batch":
             centered = centered / (_deviation(rewards[batch.is_graded], self.ddof) + self.epsilon)
@@ -184,6 +190,47 @@ class LeaveOneOut(Advantage):
 
 
 @dataclass(frozen=True)
+class MarginalBest(Advantage):
+    """How much a response raises the best of k: the gradient of pass@k, where the best reward of k responses counts.
+
+    A_i = mean over all sets S of k - 1 others of (max of S and i - max of S), 0 for whoever is the best of no such set.
+    Never negative: only what would be missed is pushed up.
+
+    Attributes:
+        k: Responses of which the best counts, at least 2; none for all of the group, where the best alone gets its lead
+            over the second.
+
+    Source: Tang et al., Optimizing language models for inference time objectives, arXiv 2503.19595; its leave-one-out
+    estimate is k = none, the mean over all subsets is ours.
+    """
+
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds("MarginalBest", self, k=(self.k is None or self.k >= 2, "at least 2"))
+
+    @property
+    def minimum_generations(self) -> int:
+        """k, or 2."""
+        return self.k or 2
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale."""
+        rewards, found = batch.rewards.double(), torch.zeros(len(batch), dtype=torch.float64)
+        for group in batch.group.unique():
+            rows = ((batch.group == group) & batch.is_graded).nonzero()[:, 0]
+            count, k = len(rows), min(self.k or len(rows), len(rows))
+            if count < 2:
+                continue
+            sorted_rewards, order = rewards[rows].sort()
+            # The m-th smallest of the others is the best of k - 1 drawn from them in comb(m - 1, k - 2) sets.
+            sets = [math.comb(place, k - 2) / math.comb(count - 1, k - 1) for place in range(count)]
+            lead = (sorted_rewards[:, None] - sorted_rewards).clamp(min=0.0)
+            found[rows[order]] = lead @ torch.tensor(sets, dtype=torch.float64)
+        return spread(found, batch)
+
+
+@dataclass(frozen=True)
 class OptimalBaseline(Advantage):
     """Reward minus the mean of its group weighted by length, the baseline of least variance on policy.
 
@@ -206,7 +253,7 @@ class OptimalBaseline(Advantage):
 
 @dataclass(frozen=True)
 class Steps:
-    """The decisions of responses: each trained token, or each answer of a conversation as a whole.
+    """The decisions of responses: each trained token, each answer of a conversation, or a response, as a whole.
 
     Attributes:
         ends (Bool[B T]): The last trained token of each decision.
@@ -217,13 +264,15 @@ class Steps:
     end: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, over: "Unit") -> "Steps":
+    def of(cls, batch: Batch, over: Literal["token", "turn", "response"]) -> "Steps":
         """Return the decisions of a batch; a batch without turns has responses of one answer."""
         mask, width = batch.mask & batch.is_graded[:, None], batch.width
         column = torch.arange(width).expand(mask.shape)
         if over == "token":
             return cls(mask, torch.where(mask, column, width))
-        turn = torch.zeros(mask.shape, dtype=torch.long) if batch.turn is None else batch.turn.long()
+        turn = torch.zeros(mask.shape, dtype=torch.long)
+        if over == "turn" and batch.turn is not None:
+            turn = batch.turn.long()
         beyond = torch.iinfo(torch.long).max
         following = torch.where(mask, turn, beyond).flip(1).cummin(1).values.flip(1).roll(-1, 1)
         following[:, -1:] = beyond
@@ -264,7 +313,8 @@ class Returns(Advantage):
         gamma: Discount of a step, in [0, 1]; at 0 a step gets what it earns itself.
         kl: Coefficient of the KL penalty, >= 0, rewards per nat.
         baseline: "none", or "batch", the mean of all graded rewards.
-        over: What a step is: a "token", or a "turn", an answer of a conversation, whose tokens have its return.
+        over: What a step is: a "token"; a "turn", an answer of a conversation, whose tokens have its return; or a whole
+            "response", all of whose tokens have all of its reward.
 
     Source: REINFORCE, Williams 1992; with kl, REINFORCE++, arXiv 2501.03262.
     """
@@ -272,7 +322,7 @@ class Returns(Advantage):
     gamma: float = 1.0
     kl: float = 0.0
     baseline: Literal["none", "batch"] = "none"
-    over: Unit = "token"
+    over: Literal["token", "turn", "response"] = "token"
 
     def __post_init__(self) -> None:
         check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 <= self.gamma <= 1, "in [0, 1]"))

@@ -47,6 +47,7 @@ FORMER: Mapping[str, str] = {
     "LossView": "LossInputs",
     "Masked": "MaskedIS",
     "Pessimistic": "ClippedSurrogate",
+    "ProbabilityMask": "DivergenceMask",
     "Rejected": "RejectionSampling",
     "Replay": "SelfImitationBuffer",
     "Score": "PolicyGradient",

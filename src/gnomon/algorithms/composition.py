@@ -122,7 +122,8 @@ class Composition:
         needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
         adds_drift = isinstance(self.tracker, TrackerConfig) and self.tracker.drift == "accumulated"
         anchors = self.ratio.anchor == "proximal" or self.reads_both
-        reads_proximal = anchors or self.correction is not None or adds_drift
+        corrects = self.correction is not None and getattr(self.correction, "reads_proximal", True)
+        reads_proximal = anchors or corrects or adds_drift
         is_moved_first = self.critic is not None and self.critic.moves_policy_first
         is_apart = self.updates.total > 1 or self.proximal is not None or is_moved_first
         # The critic has moved the weights by then, so the current policy is not the one that the step began with.
@@ -197,12 +198,22 @@ class Composition:
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether a piece needs effective sample sizes before the first cut."""
-        return self.scope == "step" and (self.ratio.anchor == "behavior" or bool(self.asking))
+        """Whether a piece needs statistics of the whole step before the first cut.
+
+        A user's own piece may read effective sizes wherever the ratio is to behavior; gnomon's own say so.
+        """
+        bounds = getattr(self.surrogate, "bounds", ())
+        pieces = (self.surrogate, *bounds, self.correction, *self.regularizers)
+        reads_sizes = self.ratio.anchor == "behavior" and any(
+            getattr(piece, "reads_sizes", not type(piece).__module__.startswith("gnomon."))
+            for piece in pieces
+            if piece is not None
+        )
+        return self.scope == "step" and (reads_sizes or bool(self.asking))
 
     @property
     def asking(self) -> tuple[SummedTerms, ...]:
-        """Pieces that ask for sums of their own over the tokens of the scope."""
+        """Pieces that ask for terms of their own over the tokens of the scope."""
         pieces: tuple[object, ...] = (self.surrogate, self.correction, *self.regularizers)
         return tuple(piece for piece in pieces if isinstance(piece, SummedTerms))
 
@@ -225,39 +236,53 @@ class Composition:
         counts = [getattr(piece, name, None) for piece in (self.surrogate, *self.regularizers)]
         return next((count for count in counts if count is not None), None)
 
-    def statistics(self, current: Tensor, batch: Batch) -> Statistics:
-        """Return effective sizes of the ratios over trained tokens, and the sums that pieces ask for.
+    @property
+    def reads_entropy(self) -> bool:
+        """Whether a piece needs every token's entropy before the first cut."""
+        return any(getattr(piece, "reads_entropy", False) for piece in self.asking)
+
+    def statistics(self, current: Tensor, batch: Batch, entropy: Tensor | None = None) -> Statistics:
+        """Return effective sizes of the ratios over trained tokens, and the terms that pieces ask for.
 
         Those of cuts and ranks add up.
 
+        Args:
+            current: Log-probabilities of the current policy, Float[B T].
+            batch: A weighed minibatch, or rows of one.
+            entropy: Entropies Float[B T], in nats, for algorithms with `reads_entropy`.
+
         Raises:
-            ConfigError: Two pieces ask for sums of one name, or a term has not the shape of the tokens.
+            ConfigError: Two pieces ask for terms of one name, a term has not the shape of the tokens, or a piece needs
+                entropies and there are none.
         """
+        if entropy is None and self.reads_entropy:
+            raise ConfigError(f"algorithm '{self.name}' selects tokens by their entropy; give statistics the entropies")
         now = current.detach().double()
         proximal = now if batch.proximal is None else batch.proximal.detach().double()
         return Statistics(
             effective_size(now - batch.behavior.detach().double(), batch.mask),
             effective_size(now - proximal, batch.mask),
-            tuple(self._sums(current.detach(), batch).items()),
+            tuple(self._terms(current.detach(), batch, entropy).items()),
         )
 
-    def _sums(self, current: Tensor, batch: Batch) -> dict[str, float]:
+    def _terms(self, current: Tensor, batch: Batch, entropy: Tensor | None) -> dict[str, Tensor]:
         if not self.asking:
             return {}
         segments = Segments.of(batch)
-        current, batch = segments.join(current), segments.whole(batch)
-        view = self.view(current, torch.full_like(current, float("nan")), batch, Statistics())
-        sums: dict[str, float] = {}
+        known = torch.full_like(current, float("nan")) if entropy is None else entropy.detach()
+        current, known, batch = segments.join(current), segments.join(known), segments.whole(batch)
+        view = self.view(current, known, batch, Statistics())
+        found: dict[str, Tensor] = {}
         for piece in self.asking:
             for name, term in piece.terms(view).items():
                 where = f"{type(piece).__name__}.terms: '{name}'"
-                if name in sums:
+                if name in found:
                     raise ConfigError(f"{where} is asked for by two pieces; give one another name")
                 if term.shape != batch.mask.shape:
                     shapes = f"{tuple(term.shape)} and not {tuple(batch.mask.shape)}"
                     raise ConfigError(f"{where} has the shape {shapes}: return a number for each token")
-                sums[name] = float(masked(term.detach().double(), batch.mask).sum())
-        return sums
+                found[name] = term.detach().double()[batch.mask]
+        return found
 
     def loss(
         self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics, anchor_kl: Tensor | None = None

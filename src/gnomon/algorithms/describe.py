@@ -118,15 +118,17 @@ def find_piece(name: str) -> type | None:
     Raises:
         ConfigError: ``name`` means neither; the message names the nearest algorithm or piece.
 
-    >>> find_piece("truncated"), find_piece("IcePop"), find_piece("grpo")
-    (<class 'gnomon.algorithms.corrections.TruncatedIS'>, <class 'gnomon.algorithms.corrections.MaskedIS'>, None)
+    >>> find_piece("truncated"), find_piece("TIS"), find_piece("grpo")
+    (<class 'gnomon.algorithms.corrections.TruncatedIS'>, <class 'gnomon.algorithms.corrections.TruncatedIS'>, None)
     """
+    if canonical(name) in map(canonical, NAMED):
+        return None
     pieces = {piece: cls for fitting in slots().values() for piece, cls in fitting.items()}
     theirs = piece_of(name)
     former = {canonical(piece): present for piece, present in FORMER.items()}
     wanted = canonical(former.get(canonical(name), name) if theirs is None else theirs["piece"])
     found = {canonical(piece): cls for piece, cls in pieces.items()}.get(wanted)
-    if found is None and ":" not in name and wanted not in map(canonical, NAMED):
+    if found is None and ":" not in name:
         raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*NAMED, *pieces]))
     return found
 

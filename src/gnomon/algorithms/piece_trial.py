@@ -89,7 +89,7 @@ def loss_and_gradient(
         gradient counts too.
     """
     weighed = algorithm.weigh(minibatch)
-    statistics = algorithm.statistics(current, weighed)
+    statistics = algorithm.statistics(current, weighed, -current / 2)
     total, gradient = 0.0, torch.zeros_like(current)
     for rows in [range(len(weighed))] if cuts is None else cuts:
         where = torch.tensor(list(rows), dtype=torch.long)
@@ -492,7 +492,7 @@ def _view(algorithm: Algorithm, batch: Batch, is_moved: bool) -> LossInputs:
         others = {name: batch.behavior for name in ("proximal", "reference") if getattr(batch, name) is not None}
         batch = batch.with_fields(**others, full_behavior=batch.behavior)
         policies = batch.behavior, -batch.behavior / 2, batch.behavior
-        return _seen(algorithm, policies, batch, algorithm.statistics(batch.behavior, batch))
+        return _seen(algorithm, policies, batch, algorithm.statistics(batch.behavior, batch, -batch.behavior / 2))
     generator = torch.Generator().manual_seed(1)
 
     def moved(base: Tensor, size: float) -> Tensor:
@@ -502,7 +502,7 @@ def _view(algorithm: Algorithm, batch: Batch, is_moved: bool) -> LossInputs:
 
     proximal = moved(batch.behavior, 0.2) if batch.proximal is None else batch.proximal
     current = moved(proximal, 0.2)
-    statistics = algorithm.statistics(current, batch.with_fields(proximal=proximal))
+    statistics = algorithm.statistics(current, batch.with_fields(proximal=proximal), -current / 2)
     return _seen(algorithm, (current, -current / 2, proximal), batch, statistics)
 
 

@@ -25,6 +25,7 @@ from gnomon.algorithms.advantages import (
     LeaveOneOut,
     LengthAdaptive,
     LengthSigmoid,
+    MarginalBest,
     OptimalBaseline,
     Returns,
     ReverseKl,
@@ -35,21 +36,27 @@ from gnomon.algorithms.advantages import (
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.corrections import (
     Capped,
+    CovarianceMask,
+    DivergenceMask,
+    EntropyMask,
+    FutureInfluence,
     MaskedIS,
     OffPolicyMask,
-    ProbabilityMask,
     RejectionSampling,
+    SecondMomentMask,
     TruncatedIS,
 )
 from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
-from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, RatioBound, Unbounded
-from gnomon.algorithms.regularizers import Entropy, EssKl, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, RatioBound, Unbounded
+from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, Kl, PositiveNll, SelfImitation
 from gnomon.algorithms.surrogates import (
+    BalancedSurrogate,
     ClippedSurrogate,
     Distillation,
     GeometricClip,
     PolicyGradient,
+    QuadraticPenalty,
     Regression,
     SigmoidGate,
 )
@@ -60,6 +67,7 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
         ConstantAdvantage,
         GroupRelative,
         LeaveOneOut,
+        MarginalBest,
         OptimalBaseline,
         Returns,
         StateRelative,
@@ -75,10 +83,30 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
     ),
     Condition: (RewardAtLeast, InRole),
     LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
-    Surrogate: (ClippedSurrogate, PolicyGradient, SigmoidGate, GeometricClip, Regression, Distillation),
-    RatioBound: (Clip, Cap, EssCap, Unbounded),
-    Correction: (TruncatedIS, MaskedIS, RejectionSampling, OffPolicyMask, ProbabilityMask, Capped),
-    Regularizer: (Kl, EssKl, Entropy, PositiveNll, SelfImitation),
+    Surrogate: (
+        ClippedSurrogate,
+        BalancedSurrogate,
+        PolicyGradient,
+        SigmoidGate,
+        QuadraticPenalty,
+        GeometricClip,
+        Regression,
+        Distillation,
+    ),
+    RatioBound: (Clip, Cap, EssCap, GammaKernel, Unbounded),
+    Correction: (
+        TruncatedIS,
+        MaskedIS,
+        RejectionSampling,
+        OffPolicyMask,
+        DivergenceMask,
+        SecondMomentMask,
+        EntropyMask,
+        CovarianceMask,
+        FutureInfluence,
+        Capped,
+    ),
+    Regularizer: (Kl, EssKl, CovarianceKl, Entropy, PositiveNll, SelfImitation),
     Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
 }
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

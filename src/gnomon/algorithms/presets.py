@@ -16,6 +16,7 @@ from gnomon.algorithms.advantages import (
     LeaveOneOut,
     LengthAdaptive,
     LengthSigmoid,
+    MarginalBest,
     OptimalBaseline,
     Returns,
     ReverseKl,
@@ -24,12 +25,20 @@ from gnomon.algorithms.advantages import (
     Whitened,
 )
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.corrections import TruncatedIS
+from gnomon.algorithms.corrections import (
+    CovarianceMask,
+    DivergenceMask,
+    EntropyMask,
+    FutureInfluence,
+    MaskedIS,
+    SecondMomentMask,
+    TruncatedIS,
+)
 from gnomon.algorithms.critic import CriticConfig, Pretraining
-from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, TokenMean
-from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, Unbounded
+from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
+from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import EssKl, Kl, PositiveNll
+from gnomon.algorithms.regularizers import CovarianceKl, EssKl, Kl, PositiveNll
 from gnomon.algorithms.sections import (
     Informative,
     OptimalValue,
@@ -42,10 +51,12 @@ from gnomon.algorithms.sections import (
     Updates,
 )
 from gnomon.algorithms.surrogates import (
+    BalancedSurrogate,
     ClippedSurrogate,
     Distillation,
     GeometricClip,
     PolicyGradient,
+    QuadraticPenalty,
     Regression,
     SigmoidGate,
 )
@@ -330,6 +341,147 @@ OPD = Algorithm(
     surrogate=PolicyGradient(Unbounded()),
     aggregate=TokenMean(),
     num_generations=4,
+)
+
+IPO = replace(
+    REINFORCE,
+    name="ipo",
+    paper="INTELLECT policy optimization, the default loss of prime-rl since 2026-09, pull requests 1930 and 3586",
+    advantage=GroupRelative(scale="none"),
+    ratio=Ratio(anchor="behavior"),
+    correction=DivergenceMask(),
+    num_generations=8,
+)
+
+DPPO = Algorithm(
+    name="dppo",
+    paper="Rethinking the Trust Region in LLM Reinforcement Learning, binary TV, arXiv 2602.04879",
+    advantage=GroupRelative(scale="none"),
+    ratio=Ratio(anchor="behavior"),
+    surrogate=PolicyGradient(Unbounded()),
+    aggregate=ConstantLength(8192),
+    correction=DivergenceMask("tv", 0.15, side="outward"),
+    updates=Updates(minibatches=8),
+    num_generations=16,
+)
+
+DPPO_KL = replace(
+    DPPO,
+    name="dppo-kl",
+    paper="Rethinking the Trust Region in LLM Reinforcement Learning, binary KL, arXiv 2602.04879",
+    correction=DivergenceMask("kl", 0.05, side="outward"),
+)
+
+ICEPOP = replace(
+    GRPO,
+    name="icepop",
+    paper="Every Step Evolves (Ring-1T), section on IcePop, arXiv 2510.18855",
+    correction=MaskedIS(0.5, 5.0),
+)
+
+FLASH_REINFORCE = Algorithm(
+    name="flash-reinforce",
+    paper="FlashREINFORCE: Critic-Free Single-Rollout Asynchronous RL for Agentic Language Models, Hu et al. 2026",
+    advantage=Returns(baseline="batch", over="response"),
+    ratio=Ratio(anchor="behavior"),
+    surrogate=PolicyGradient(Unbounded()),
+    aggregate=SequenceMean(),
+    correction=DivergenceMask("kl", 5e-3, level="sequence"),
+    num_generations=1,
+)
+
+MAXRL = replace(
+    GRPO,
+    name="maxrl",
+    paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
+    advantage=GroupRelative(scale="mean"),
+    aggregate=TokenMean(),
+    num_generations=16,
+)
+
+LUSPO = replace(
+    GSPO,
+    name="luspo",
+    paper="Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261",
+    surrogate=ClippedSurrogate(Clip(2e-3, 2.5e-3)),
+    aggregate=SequenceSum(),
+)
+
+VESPO = Algorithm(
+    name="vespo",
+    paper="VESPO: Variational Sequence-Level Soft Policy Optimization, arXiv 2602.10693",
+    advantage=GroupRelative(),
+    ratio=Ratio(anchor="behavior", level="sequence_product"),
+    surrogate=PolicyGradient(GammaKernel(2.0, 3.0), GammaKernel(3.0, 2.0)),
+    aggregate=TokenMean(),
+    updates=Updates(minibatches=4),
+)
+
+PASS_AT_K = replace(
+    GRPO,
+    name="pass-at-k",
+    paper="Optimizing Language Models for Inference Time Objectives using Reinforcement Learning, arXiv 2503.19595",
+    advantage=MarginalBest(),
+)
+
+CFPO = replace(
+    GRPO,
+    name="cfpo",
+    paper="Clipping-Free Policy Optimization for Large Language Models, arXiv 2601.22801",
+    surrogate=QuadraticPenalty(0.2),
+)
+
+HIGH_ENTROPY = replace(
+    DAPO,
+    name="high-entropy",
+    paper="Beyond the 80/20 Rule: High-Entropy Minority Tokens, arXiv 2506.01939",
+    correction=EntropyMask(0.2),
+)
+
+CLIP_COV = replace(
+    GRPO,
+    name="clip-cov",
+    paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, Clip-Cov, arXiv 2505.22617",
+    surrogate=ClippedSurrogate(Clip(1.0, 1.0)),
+    aggregate=TokenMean(),
+    correction=CovarianceMask(),
+    updates=Updates(minibatches=8),
+)
+
+KL_COV = replace(
+    CLIP_COV,
+    name="kl-cov",
+    paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, KL-Cov, arXiv 2505.22617",
+    surrogate=PolicyGradient(Unbounded()),
+    correction=None,
+    regularizers=(CovarianceKl(),),
+)
+
+M2PO = replace(
+    CISPO,
+    name="m2po",
+    paper="Prosperity before Collapse (M2PO), arXiv 2510.01161",
+    ratio=Ratio(anchor="behavior"),
+    surrogate=PolicyGradient(Unbounded()),
+    correction=SecondMomentMask(0.04),
+    updates=Updates(minibatches=4),
+)
+
+BAPO = replace(
+    GRPO,
+    name="bapo",
+    paper="BAPO: Balanced Policy Optimization with Adaptive Clipping, arXiv 2510.18927",
+    surrogate=BalancedSurrogate(),
+    aggregate=TokenMean(),
+    updates=Updates(epochs=2, minibatches=4),
+)
+
+FIPO = replace(
+    DAPO,
+    name="fipo",
+    paper="FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization, arXiv 2603.19835",
+    surrogate=ClippedSurrogate(Clip(0.2, 0.28), dual=10.0),
+    correction=FutureInfluence(),
 )
 
 PRESETS: Mapping[str, Algorithm] = {

@@ -56,17 +56,17 @@ class LossInputs:
 class SummedTerms(Protocol):
     """What a surrogate, correction or regularizer has that needs statistics of the whole step, of its own making.
 
-    Its terms are added up over the trained tokens of the algorithm's scope before the loss of the first cut, and are
-    there as ``view.statistics.total(NAME)`` and ``.mean(NAME)``. Sums of sums are one number however the rows are cut,
-    so a loss that reads them keeps the law of cuts; a mean, a variance, an effective size or the share beyond a
-    threshold is made of them.
+    Its terms are collected over the trained tokens of the algorithm's scope before the loss of the first cut:
+    ``view.statistics.total(NAME)`` and ``.mean(NAME)`` are their sum and mean, and ``.values(NAME)`` has each token's,
+    from which thresholds and quantiles are made (`threshold`). They are the same however the rows are cut, so a loss
+    that reads them keeps the law of cuts. With a true ``reads_entropy`` beside, ``terms`` may read ``view.entropy``.
     """
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return the terms by name, Float[B T] each, without a gradient.
 
         Args:
-            view: Rows of the step. ``entropy`` is not known yet (NaN), and ``statistics`` are empty.
+            view: Rows of the step. ``entropy`` is not known (NaN) without ``reads_entropy``, ``statistics`` are empty.
         """
 
 

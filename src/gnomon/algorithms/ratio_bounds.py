@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -89,6 +89,7 @@ class EssCap:
     """
 
     of: Literal["behavior", "both"] = "behavior"
+    reads_sizes: ClassVar[bool] = True
 
     @property
     def reads_both(self) -> bool:
@@ -103,6 +104,31 @@ class EssCap:
         """Return e, in [1/n, 1]."""
         e = statistics.behavior.value
         return e if self.of == "behavior" else smallest(e, statistics.proximal.value)
+
+
+@dataclass(frozen=True)
+class GammaKernel:
+    """Fade a ratio W on both sides: W^power exp(decay (1 - W)), which is 1 at W = 1 and goes to 0 at 0 and infinity.
+
+    It grows up to W = power / decay. Made for the ratio of a whole response, Ratio(level="sequence_product"), which no
+    clip could bound without dropping most responses.
+
+    Attributes:
+        power: > 0, dimensionless; larger trusts small ratios less.
+        decay: > 0, dimensionless; larger trusts large ratios less.
+
+    Source: VESPO, arXiv 2602.10693, section 3.4; 2 and 3 for advantages >= 0, 3 and 2 for negative ones.
+    """
+
+    power: float = 2.0
+    decay: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_bounds("GammaKernel", self, power=(self.power > 0, "> 0"), decay=(self.decay > 0, "> 0"))
+
+    def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
+        """Return the faded ratio."""
+        return ratio**self.power * (self.decay * (1 - ratio)).exp()
 
 
 @dataclass(frozen=True)

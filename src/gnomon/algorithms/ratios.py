@@ -1,6 +1,7 @@
 """Importance ratios of the current policy, in logarithms."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -22,43 +23,68 @@ def average(values: Tensor, mask: Tensor) -> Mean:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Effective sizes of the current policy's ratios, over all trained tokens of an optimizer step.
+    """Effective sizes of the current policy's ratios, and numbers of pieces' own, over all trained tokens of a step.
 
-    Both are kept as sums, so the sizes of cuts and ranks add up.
+    Sizes are kept as sums and terms token by token, so that those of cuts and ranks add up: whatever is made of them is
+    the same however the step is cut.
 
     Attributes:
         behavior: Effective size of current / behavior.
         proximal: Effective size of current / proximal.
-        sums: Sums over trained tokens of the terms that pieces ask for by name (`SummedTerms`), name and sum.
+        terms: What pieces ask for by name (`SummedTerms`): name and Float64[N], in one order of tokens for all names.
     """
 
     behavior: EffectiveSize = EffectiveSize()
     proximal: EffectiveSize = EffectiveSize()
-    sums: tuple[tuple[str, float], ...] = ()
+    terms: tuple[tuple[str, Tensor], ...] = field(default=(), compare=False)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        mine, theirs = dict(self.sums), dict(other.sums)
-        both = {name: mine.get(name, 0.0) + theirs.get(name, 0.0) for name in {**mine, **theirs}}
+        mine, theirs = dict(self.terms), dict(other.terms)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        both = {n: torch.cat([mine.get(n, nothing), theirs.get(n, nothing)]) for n in {**mine, **theirs}}
         return Statistics(self.behavior + other.behavior, self.proximal + other.proximal, tuple(both.items()))
 
-    def total(self, name: str) -> float:
-        """Return the sum of a term over the trained tokens of the algorithm's scope.
+    def values(self, name: str) -> Tensor:
+        """Return a term of each trained token of the algorithm's scope, Float64[N], in one order for all names.
 
         Raises:
             ConfigError: No piece asks for a term of that name.
         """
-        sums = dict(self.sums)
-        if name not in sums:
-            raise ConfigError(unknown("sum", name, sums) + "; a piece asks for it by `terms`")
-        return sums[name]
+        terms = dict(self.terms)
+        if name not in terms:
+            raise ConfigError(unknown("term", name, terms) + "; a piece asks for it by `terms`")
+        return terms[name]
+
+    def total(self, name: str) -> float:
+        """Return the sum of a term over these tokens.
+
+        Raises:
+            ConfigError: As `values`.
+        """
+        return float(self.values(name).sum())
 
     def mean(self, name: str) -> float:
         """Return the mean of a term over these tokens, 0 where there are none.
 
         Raises:
-            ConfigError: As `total`.
+            ConfigError: As `values`.
         """
-        return self.total(name) / self.behavior.count if self.behavior.count else 0.0
+        return self.total(name) / max(len(self.values(name)), 1)
+
+
+def threshold(values: Tensor, count: int) -> float:
+    """Return a number that the ``count`` smallest of ``values`` Float[N] are below: halfway to the next one.
+
+    Halfway, so that rounding does not decide: a micro-batch computes its numbers in another order of operations than
+    the pass that found the threshold. Of equal numbers there none is above it. -inf for no number, inf for all.
+
+    >>> threshold(torch.tensor([3.0, 1.0, 2.0]), 2), threshold(torch.tensor([3.0, 1.0, 2.0]), 3)
+    (2.5, inf)
+    """
+    if count <= 0 or count >= len(values):
+        return -math.inf if count <= 0 else math.inf
+    ordered = values.double().sort().values
+    return float((ordered[count - 1] + ordered[count]) / 2)
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:

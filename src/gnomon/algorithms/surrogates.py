@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratio_bounds import Clip, RatioBound
-from gnomon.algorithms.ratios import average, fraction, masked
+from gnomon.algorithms.ratios import Statistics, average, fraction, masked
 from gnomon.algorithms.regularizers import exact_kl
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.core.metrics import Max, Metrics
+from gnomon.core.metrics import Last, Max, Metrics
 
 ROUNDING = 1e-6
 
@@ -71,22 +72,38 @@ class PolicyGradient:
     ``loss/clipped_fraction`` is the fraction of tokens whose ratio the bound changed by more than a millionth (less is
     float32's rounding of log-probabilities), as is ``loss/capped_fraction``.
 
+    Attributes:
+        trust: The bound.
+        negative: The bound of tokens with a negative advantage; none for the same.
+
     Source: CISPO, arXiv 2506.13585 with `Cap`; P3O, arXiv 2605.12380 with `EssCap`; REINFORCE with
-        `Unbounded`.
+        `Unbounded`; VESPO, arXiv 2602.10693 with `GammaKernel`.
     """
 
     trust: RatioBound
+    negative: RatioBound | None = None
+
+    @property
+    def bounds(self) -> tuple[RatioBound, ...]:
+        """Its bound, or both."""
+        return (self.trust,) if self.negative is None else (self.trust, self.negative)
 
     @property
     def reads_both(self) -> bool:
-        """Whether its bound looks at the proximal policy beside behavior."""
-        return bool(getattr(self.trust, "reads_both", False))
+        """Whether a bound looks at the proximal policy beside behavior."""
+        return any(getattr(bound, "reads_both", False) for bound in self.bounds)
+
+    def weight(self, view: LossInputs) -> Tensor:
+        """Return the bounded ratio of each token Float[B T], without a gradient."""
+        ratio = view.log_ratio.detach().exp()
+        first, *other = (bound(ratio, view.statistics) for bound in self.bounds)
+        return torch.where(view.advantages < 0, other[0], first) if other else first
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the ratio was bounded."""
         mask = view.batch.mask
         ratio = view.log_ratio.detach().exp()
-        weight = self.trust(ratio, view.statistics)
+        weight = self.weight(view)
         loss = -weight * view.advantages * masked(view.current, mask)
         capped = fraction((weight - ratio).abs() > ROUNDING * torch.minimum(weight, ratio), mask)
         measured = {
@@ -95,6 +112,71 @@ class PolicyGradient:
             "loss/weight_mean": average(weight, mask),
         }
         return loss, Metrics.of(measured) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class BalancedSurrogate:
+    """PPO's clip with a band that widens until tokens of positive advantage make their share of the loss.
+
+    share = P / (P + N), P the sum of A min(r, high) over the step's tokens with A > 0, N that of -A max(r, low) over
+    those with A < 0. While it is below ``share``, low rises, which stops more tokens of negative advantage, and then
+    high, which lets more of positive advantage on.
+
+    Attributes:
+        share: In (0, 1).
+        low, low_end: First and last lower bound of the ratio, 0 < low <= low_end <= 1.
+        high, high_end: First and last upper bound, 1 <= high <= high_end.
+        low_step, high_step: > 0, how far a bound moves at once.
+
+    Source: BAPO, arXiv 2510.18927; bounds and share are the paper's, order and steps its code's.
+    """
+
+    share: float = 0.5
+    low: float = 0.6
+    low_end: float = 0.9
+    high: float = 1.2
+    high_end: float = 3.0
+    low_step: float = 0.05
+    high_step: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "BalancedSurrogate",
+            self,
+            share=(0 < self.share < 1, "in (0, 1)"),
+            low=(0 < self.low <= self.low_end, "above 0 and at most low_end"),
+            low_end=(self.low_end < 1, "below 1"),
+            high=(1 < self.high <= self.high_end, "above 1 and at most high_end"),
+            low_step=(self.low_step > 0, "> 0"),
+            high_step=(self.high_step > 0, "> 0"),
+        )
+
+    def terms(self, view: LossInputs) -> dict[str, Tensor]:
+        """Return ratio and advantage of each token."""
+        return {"balance_ratio": view.log_ratio.detach().exp(), "balance_advantage": view.advantages}
+
+    def band(self, statistics: Statistics) -> tuple[float, float]:
+        """Return the bounds of the ratio in this step."""
+        ratio, advantage = (statistics.values(name) for name in ("balance_ratio", "balance_advantage"))
+        up, down = advantage > 0, advantage < 0
+        low, high = self.low, self.high
+
+        def is_short() -> bool:
+            gain = float((advantage[up] * ratio[up].clamp(max=high)).sum())
+            loss = float((-advantage[down] * ratio[down].clamp(min=low)).sum())
+            return gain < self.share * (gain + loss)
+
+        while low < self.low_end and is_short():
+            low = min(low + self.low_step, self.low_end)
+        while high < self.high_end and is_short():
+            high = min(high + self.high_step, self.high_end)
+        return low, high
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the loss of each token, the band, and how often the clipped branch strictly won."""
+        low, high = self.band(view.statistics)
+        loss, metrics = ClippedSurrogate(Clip(1 - low, high - 1))(view)
+        return loss, metrics + Metrics.of({"loss/band_low": Last(low), "loss/band_high": Last(high)})
 
 
 @dataclass(frozen=True)
@@ -125,6 +207,35 @@ class SigmoidGate:
         gate = (4 / tau) * torch.sigmoid(tau * (view.log_ratio.exp() - 1))
         nothing = fraction(torch.zeros_like(mask), mask)
         return -gate * view.advantages, Metrics.of({"loss/clipped_fraction": nothing}) + ratio_metrics(view)
+
+
+@dataclass(frozen=True)
+class QuadraticPenalty:
+    """The plain ratio, held back by a parabola around 1 in place of a clip: there is a slope everywhere.
+
+    -A r + |A| (r - 1)^2 / (2 epsilon). The best ratio is 1 + epsilon for A > 0 and 1 - epsilon for A < 0; beyond it the
+    loss pulls back, where a clip stops pushing.
+
+    Attributes:
+        epsilon: > 0, dimensionless, where a clip of that width would act.
+
+    Source: CFPO, arXiv 2601.22801; the objective is that of simple policy optimization, arXiv 2401.16025.
+    """
+
+    epsilon: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_bounds("QuadraticPenalty", self, epsilon=(self.epsilon > 0, "> 0"))
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the loss of each token; nothing is clipped."""
+        mask, ratio = view.batch.mask, view.log_ratio.exp()
+        penalty = view.advantages.abs() * (ratio - 1).square() / (2 * self.epsilon)
+        measured = {
+            "loss/clipped_fraction": fraction(torch.zeros_like(mask), mask),
+            "loss/out_of_band_fraction": fraction((ratio - 1).abs() > self.epsilon, mask),
+        }
+        return penalty - view.advantages * ratio, Metrics.of(measured) + ratio_metrics(view)
 
 
 @dataclass(frozen=True)

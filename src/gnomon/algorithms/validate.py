@@ -11,14 +11,14 @@ from typing import Any
 from gnomon.algorithms.advantage_algebra import Normalized
 from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, ReverseKl, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
-from gnomon.algorithms.corrections import OffPolicyMask, ProbabilityMask, RejectionSampling
+from gnomon.algorithms.corrections import DivergenceMask, SecondMomentMask
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_checks import check_finite, check_places
 from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import Entropy, EssKl, Kl
+from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, Kl
 from gnomon.algorithms.sections import (
     Greso,
     OptimalValue,
@@ -123,7 +123,10 @@ def remarks(algorithm: Composition) -> tuple[str, ...]:
 
 def _bounds(algorithm: Composition) -> Iterator[str]:
     surrogate, updates = algorithm.surrogate, algorithm.updates
-    if isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, Unbounded) and updates.total > 1:
+    is_free = isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, Unbounded)
+    is_held = any(isinstance(r, CovarianceKl) for r in algorithm.regularizers)
+    is_held |= isinstance(algorithm.correction, DivergenceMask | SecondMomentMask)
+    if is_free and updates.total > 1 and not is_held:
         yield (
             f"PolicyGradient(Unbounded) believes every ratio, and {updates.total} updates a step let the policy move "
             "away from the one that answered with nothing to stop it; set algorithm.updates = {epochs = 1, "
@@ -251,14 +254,16 @@ def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refu
 
 
 def _ratio(algorithm: Composition) -> Iterator[Refusal]:
-    ratio, is_regression = algorithm.ratio, isinstance(algorithm.surrogate, Regression)
-    if ratio.level != "token" and isinstance(algorithm.aggregate, TokenMean) and not is_regression:
+    ratio, surrogate = algorithm.ratio, algorithm.surrogate
+    # A detached weight of a response leaves each token its own slope, which any mean may count.
+    is_free = isinstance(surrogate, Regression | PolicyGradient)
+    if ratio.level != "token" and isinstance(algorithm.aggregate, TokenMean) and not is_free:
         yield _refuse(
             f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean counts tokens",
             _SEQUENCE_MEAN,
             _TOKEN_LEVEL,
         )
-    is_filter = isinstance(algorithm.correction, RejectionSampling | OffPolicyMask | ProbabilityMask)
+    is_filter = getattr(algorithm.correction, "is_filter", False)
     if ratio.anchor == "behavior" and algorithm.correction is not None and not is_filter:
         yield _refuse(
             "a ratio anchored on 'behavior' already covers the gap between behavior and proximal, and a correction "
@@ -270,7 +275,7 @@ def _ratio(algorithm: Composition) -> Iterator[Refusal]:
 
 def _ess(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio = algorithm.surrogate, algorithm.ratio
-    caps_by_size = isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, EssCap)
+    caps_by_size = isinstance(surrogate, PolicyGradient) and any(isinstance(b, EssCap) for b in surrogate.bounds)
     why = (
         "measures how far the current policy is from the one that sampled, but the ratio is anchored on "
         f"'{ratio.anchor}'"

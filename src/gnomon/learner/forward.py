@@ -77,23 +77,30 @@ class ForwardRunner:
         """
         yield from self._placed(self._planned(batch, rows, scorer))
 
-    def ahead(self, batch: Batch, rows: Tensor, scorer: TokenScorer) -> tuple[Tensor, "Prefetched"]:
-        """Return Float32[B T] of all rows that have a trained token, without gradient, and ``rows`` Int[N] to go on
-        with, for a loss that reads a statistic of all of them.
+    def ahead(
+        self, batch: Batch, rows: Tensor, scorer: TokenScorer, with_entropy: bool = False
+    ) -> tuple[Tensor, Tensor, "Prefetched"]:
+        """Return log-probabilities and entropies Float32[B T] of all rows that have a trained token, without gradient,
+        and ``rows`` Int[N] to go on with, for a loss that reads a statistic of all of them.
 
         The first cut of ``rows``, which is filled first, is computed last and keeps its graph, so it need not be
         computed again, and no more is in memory at a time than in any step. Inside of `recording`.
         """
         first, *others = self._planned(batch, rows, scorer)
         rest = batch.mask.any(1).index_fill(0, rows, False).nonzero()[:, 0]
-        logprobs = torch.zeros(batch.mask.shape)
+        logprobs, entropy = torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape)
+
+        def note(index: Tensor, cut: Batch, scores: TokenScores) -> None:
+            logprobs[index, : cut.width] = scores.logprobs.detach().cpu()
+            entropy[index, : cut.width] = scores.entropy.detach().cpu()
+
         with torch.no_grad():
             for index, cut in self._placed([*(self._planned(batch, rest, scorer) if len(rest) else ()), *others]):
-                logprobs[index, : cut.width] = self.score(scorer, cut, with_entropy=False).logprobs.cpu()
+                note(index, cut, self.score(scorer, cut, with_entropy))
         index, cut = first[0], move(first[1], self._device)
         scores = self.score(scorer, cut)
-        logprobs[index, : cut.width] = scores.logprobs.detach().cpu()
-        return self.mesh.total(logprobs), Prefetched((index, cut, scores), others)
+        note(index, cut, scores)
+        return self.mesh.total(logprobs), self.mesh.total(entropy), Prefetched((index, cut, scores), others)
 
     def recorded(
         self, batch: Batch, rows: Tensor, scorer: TokenScorer, ahead: "Prefetched | None" = None

@@ -338,10 +338,11 @@ class TorchLearner:
             return self._lag.statistics, None
         if not algorithm.reads_statistics:
             return Statistics(), None
-        if is_current and minibatch.proximal is not None:
+        reads_entropy = algorithm.reads_entropy
+        if is_current and minibatch.proximal is not None and not reads_entropy:
             return algorithm.statistics(minibatch.proximal, minibatch), None
-        current, ahead = self._passes.ahead(minibatch, live.nonzero()[:, 0], self._scorer)
-        return algorithm.statistics(current, minibatch), ahead
+        current, entropy, ahead = self._passes.ahead(minibatch, live.nonzero()[:, 0], self._scorer, reads_entropy)
+        return algorithm.statistics(current, minibatch, entropy), ahead
 
     def _accumulate(
         self,

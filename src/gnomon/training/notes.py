@@ -338,6 +338,7 @@ _GROUPS: Mapping[str, Callable[[Experiment, Costs], Iterator[str]]] = {
     "Unusual": lambda experiment, costs: iter(remarks(experiment.algorithm)),
 }
 
+_DIVERGENCES = {"tv": "probability changed by", "kl": "KL of two outcomes, token or not, grew by"}
 _SENTENCES: Mapping[type, Callable[[Any], str]] = {
     corrections.TruncatedIS: lambda c: (
         f"Losses are multiplied by proximal / behavior {_LEVELS[c.level]}, at most {c.cap:g}."
@@ -352,8 +353,21 @@ _SENTENCES: Mapping[type, Callable[[Any], str]] = {
         "Answers of negative advantage are left out once the policy has moved away from them by more than "
         f"{c.threshold:g} nats a token."
     ),
-    corrections.ProbabilityMask: lambda c: (
-        f"Tokens whose probability changed by more than {c.threshold:g} since they were sampled are left out."
+    corrections.DivergenceMask: lambda c: (
+        f"{'Tokens' if c.level == 'token' else 'Answers'} whose {_DIVERGENCES[c.divergence]} more than {c.threshold:g} "
+        f"since they were sampled are left out{', if pushed further' if c.side == 'outward' else ''}."
+    ),
+    corrections.SecondMomentMask: lambda c: (
+        "Tokens that moved furthest outward are left out until the others' mean squared log-ratio is at most "
+        f"{c.budget:g}."
+    ),
+    corrections.EntropyMask: lambda c: f"Only the {c.share:.0%} of an update's tokens of highest entropy are trained.",
+    corrections.CovarianceMask: lambda c: (
+        f"{c.share:.2%} of an update's tokens, drawn among those whose covariance of log-probability and advantage is "
+        f"between {c.low:g} and {c.high:g}, are left out."
+    ),
+    corrections.FutureInfluence: lambda c: (
+        f"Losses are multiplied by how far the policy moved along with what follows, within [{c.low:g}, {c.high:g}]."
     ),
     corrections.Capped: lambda c: (
         "Losses are multiplied by proximal / behavior of each token, or less, so that current / behavior counts at "
@@ -363,6 +377,10 @@ _SENTENCES: Mapping[type, Callable[[Any], str]] = {
     regularizers.EssKl: lambda r: (
         f"KL(current, {r.anchor}) is added, times 1 - e, e the effective sample size: nothing on-policy; "
         + ("exact." if r.estimator == "exact" else f"estimated by {r.estimator}.")
+    ),
+    regularizers.CovarianceKl: lambda r: (
+        f"{r.coefficient:g} times |log-ratio| is added for the {r.share:.2%} of an update's tokens whose covariance of "
+        "log-probability and advantage is highest."
     ),
     regularizers.Entropy: lambda r: (
         f"{abs(r.coefficient):g} times the entropy is {'subtracted' if r.coefficient > 0 else 'added, which sharpens'}."

@@ -122,8 +122,8 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
     weighed = algorithm.weigh(algorithm.prepare(batch))
     assert weighed.weights is not None, "weigh gives them"
     mask, leaf = weighed.mask, current.detach().double().requires_grad_()
-    statistics = algorithm.statistics(leaf, weighed)
     entropy = _estimated_entropy(masked(leaf, mask))
+    statistics = algorithm.statistics(leaf, weighed, entropy)
     loss = algorithm.loss(leaf, entropy, weighed, statistics)
     view = algorithm.view(leaf, entropy, weighed, statistics)
     per_token = algorithm.surrogate(view)[0]

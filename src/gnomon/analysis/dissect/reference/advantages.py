@@ -31,6 +31,37 @@ def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) 
     return credit
 
 
+def over_mean(epsilon: float = 1e-6) -> Credit:
+    """(r - mean of the group) / (mean + epsilon) (MaxRL); 0 where the mean is not positive and in equal groups."""
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        numbers = []
+        for response in responses:
+            members = _siblings(response, responses)
+            mean = math.fsum(members) / len(members)
+            counts = response.is_graded and mean > 0 and max(members) > min(members)
+            numbers.append((response.reward - mean) / (mean + epsilon) if counts else 0.0)
+        return _everywhere(numbers, responses)
+
+    return credit
+
+
+def lead_over_second(responses: Sequence[Response]) -> list[Vector]:
+    """The best reward of the group minus that of the others, for whoever has it; 0 in a group of one (pass@k)."""
+    numbers = []
+    for i, response in enumerate(responses):
+        others = [r.reward for j, r in enumerate(responses) if j != i and r.is_graded and r.group == response.group]
+        numbers.append(max(response.reward - max(others), 0.0) if others and response.is_graded else 0.0)
+    return _everywhere(numbers, responses)
+
+
+def batch_mean(responses: Sequence[Response]) -> list[Vector]:
+    """r - mean of all graded rewards (FlashREINFORCE)."""
+    graded = [r.reward for r in responses if r.is_graded]
+    mean = math.fsum(graded) / max(len(graded), 1)
+    return _everywhere([(r.reward - mean) * r.is_graded for r in responses], responses)
+
+
 def leave_one_out(kl: float) -> Credit:
     """x - mean of the others, x = r - kl sum_t log(proximal / reference) (section 8.2)."""
 

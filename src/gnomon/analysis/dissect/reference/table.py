@@ -9,15 +9,18 @@ import numpy as np
 from gnomon.analysis.dissect.reference.advantages import (
     Credit,
     added,
+    batch_mean,
     by_state,
     fixed,
     gae,
     group_mean,
+    lead_over_second,
     leave_one_out,
     length_adaptive,
     length_sigmoid,
     length_weighted,
     over_batch,
+    over_mean,
     over_optimum,
     per_reward,
     returns,
@@ -28,23 +31,37 @@ from gnomon.analysis.dissect.reference.advantages import (
 from gnomon.analysis.dissect.reference.arrays import ReferenceAnswer, Response, Step, Vector
 from gnomon.analysis.dissect.reference.losses import (
     BoundedRatio,
+    Factors,
     Pusher,
+    balanced_clip,
     bounded_cap,
     capped,
     clip,
+    close_in_kl,
+    close_in_tv,
+    future_influence,
+    gamma_kernel,
     geometric_clip,
+    most_undecided,
+    policy_gradient,
+    quadratic_penalty,
     regression,
     sequence_clip,
+    small_second_moment,
     soft_gate,
+    within,
+    without_covariant,
 )
 from gnomon.analysis.dissect.reference.terms import (
     Term,
     Weights,
     constant_length,
+    covariance_kl,
     leash,
     positive_nll,
     reference_k2,
     sequence_mean,
+    sequence_sum,
     token_mean,
 )
 
@@ -59,6 +76,7 @@ class Oracle:
         mean: Weights of tokens.
         terms: Added terms.
         value_lambda: Lambda of a critic's targets; the value loss is the token mean of (V - target)^2 / 2.
+        factors: What a correction multiplies losses by.
     """
 
     credit: Credit
@@ -66,6 +84,7 @@ class Oracle:
     mean: Weights
     terms: tuple[Term, ...] = ()
     value_lambda: float | None = None
+    factors: Factors | None = None
 
     def __call__(self, step: Step) -> ReferenceAnswer:
         """Compute one optimizer step."""
@@ -74,10 +93,15 @@ class Oracle:
         trusted = BoundedRatio(
             _effective_size([r.current - r.behavior for r in responses]),
             _effective_size([r.current - r.proximal for r in responses]),
+            responses,
+            advantages,
         )
         pushes = [self.push(r, a, trusted) for r, a in zip(responses, advantages, strict=True)]
-        policy = math.fsum(w * float(x) for w, p in zip(weights, pushes, strict=True) for x in p.loss)
-        gradient = [w * p.slope for w, p in zip(weights, pushes, strict=True)]
+        ones = [np.ones(len(r)) for r in responses]
+        factors = ones if self.factors is None else self.factors(responses, advantages)
+        scaled = [w * f for w, f in zip(weights, factors, strict=True)]
+        policy = math.fsum(float(x) for s, p in zip(scaled, pushes, strict=True) for x in s * p.loss)
+        gradient = [s * p.slope for s, p in zip(scaled, pushes, strict=True)]
         loss = policy
         for term in self.terms:
             value, slopes = term(responses, weights, trusted)
@@ -142,5 +166,21 @@ ORACLES: Mapping[str, Oracle] = {
     "vapo-review": Oracle(gae(length_sigmoid(0.3, 0.95)), _higher, token_mean, value_lambda=1.0),
     "decoupled-ppo": Oracle(_group, clip(0.2, 0.2, cap=5.0), token_mean),
     "opd": Oracle(teacher_gap, capped(math.inf), token_mean),
+    "ipo": Oracle(_centered, policy_gradient(), token_mean, factors=close_in_tv(0.3)),
+    "dppo": Oracle(_centered, policy_gradient(), constant_length(8192), factors=close_in_tv(0.15, outward=True)),
+    "dppo-kl": Oracle(_centered, policy_gradient(), constant_length(8192), factors=close_in_kl(0.05)),
+    "icepop": Oracle(_group, _narrow, sequence_mean, factors=within(0.5, 5.0)),
+    "flash-reinforce": Oracle(batch_mean, policy_gradient(), sequence_mean, factors=close_in_kl(5e-3, mean=True)),
+    "maxrl": Oracle(over_mean(), _narrow, token_mean),
+    "luspo": Oracle(_group, sequence_clip(2e-3, 2.5e-3), sequence_sum),
+    "vespo": Oracle(_group, gamma_kernel((2.0, 3.0), (3.0, 2.0)), token_mean),
+    "pass-at-k": Oracle(lead_over_second, _narrow, sequence_mean),
+    "high-entropy": Oracle(_group, _higher, token_mean, factors=most_undecided(0.2)),
+    "clip-cov": Oracle(_group, clip(1.0, 1.0), token_mean, factors=without_covariant(2e-4, 1.0, 5.0)),
+    "kl-cov": Oracle(_group, capped(math.inf), token_mean, (covariance_kl(1.0, 2e-3),)),
+    "m2po": Oracle(_group, policy_gradient(), token_mean, factors=small_second_moment(0.04)),
+    "bapo": Oracle(_group, balanced_clip(0.5, (0.6, 0.9), (1.2, 3.0), 0.05), token_mean),
+    "fipo": Oracle(_group, clip(0.2, 0.28, dual=10.0), token_mean, factors=future_influence(32.0, 1.0, 1.2, 10.0)),
+    "cfpo": Oracle(_group, quadratic_penalty(0.2), sequence_mean),
 }
 """A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gnomon.analysis.dissect.reference.arrays import Response, Vector, ratio
-from gnomon.analysis.dissect.reference.losses import BoundedRatio
+from gnomon.analysis.dissect.reference.arrays import Response, Vector, is_free, ratio
+from gnomon.analysis.dissect.reference.losses import BoundedRatio, covariances, highest
 
 Weights = Callable[[Sequence[Response]], list[float]]
 Added = tuple[float, list[Vector]]
@@ -22,6 +22,11 @@ def sequence_mean(responses: Sequence[Response]) -> list[float]:
     """1 / (B L), B responses with a trained token, L the response's own."""
     count = max(sum(len(r) > 0 for r in responses), 1)
     return [1 / (count * max(len(r), 1)) for r in responses]
+
+
+def sequence_sum(responses: Sequence[Response]) -> list[float]:
+    """1 / B for each token."""
+    return [1 / max(sum(len(r) > 0 for r in responses), 1)] * len(responses)
 
 
 def constant_length(length: int) -> Weights:
@@ -58,6 +63,20 @@ def leash(is_mixture: bool = False, is_k3: bool = False) -> Term:
             values.append((1 - e) * (1.0 if is_k3 else rho) * (ratio(-d) - 1 + d))
             slopes.append((1 - e) * (1 - ratio(-d) if is_k3 else rho * d))
         return _added(values, slopes, weights)
+
+    return term
+
+
+def covariance_kl(coefficient: float, share: float) -> Term:
+    """coefficient |d|, d = log(current / proximal), of the share of all tokens with the highest covariance (KL-Cov)."""
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        found = covariances(responses, list(trusted.advantages))
+        _, edge = highest(share, found)
+        gaps = [np.where(c > edge, r.current - r.proximal, 0.0) for c, r in zip(found, responses, strict=True)]
+        bounded = [np.clip(d, -20, 20) for d in gaps]
+        slopes = [coefficient * np.sign(d) * is_free(d) for d in gaps]
+        return _added([coefficient * np.abs(d) for d in bounded], slopes, weights)
 
     return term
 
