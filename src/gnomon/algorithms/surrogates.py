@@ -89,6 +89,11 @@ class PolicyGradient:
         return (self.trust,) if self.negative is None else (self.trust, self.negative)
 
     @property
+    def is_two_sided(self) -> bool:
+        """Whether tokens with a negative advantage have a bound of their own."""
+        return self.negative is not None
+
+    @property
     def reads_both(self) -> bool:
         """Whether a bound looks at the proximal policy beside behavior."""
         return any(getattr(bound, "reads_both", False) for bound in self.bounds)
