@@ -11,8 +11,6 @@ from pathlib import Path
 
 from experiments.claims.grid import Grid, main
 
-from gnomon.algorithms import PRESETS
-
 LOSSES = (
     "grpo", "dr-grpo", "dapo", "cispo", "gspo", "sapo", "gmpo", "icepop", "ipo", "dppo", "p3o", "spo", "decoupled-ppo",
 )  # fmt: skip
@@ -39,7 +37,7 @@ GRIDS = {
     "losses": Grid(
         title="Which loss?",
         base="quickstart",
-        arms={name: (f"algorithm={name}",) for name in LOSSES if name in PRESETS},
+        arms={name: (f"algorithm={name}",) for name in LOSSES},
         cells={
             "synchronous": (),
             "stale": (STALE,),
