@@ -154,3 +154,16 @@ def test_a_model_without_an_end_is_said_unless_the_experiment_has_one(tmp_path: 
     assert endless.sampling.stop_ids == ()
     assert any("names an end token: every answer goes on" in said for said in endless.said)
     assert not any("end token" in said for said in ended.said)
+
+
+def test_a_reward_that_is_named_must_be_one():
+    """In a requirement and in a condition; the weights of the others are kept in order."""
+    several = ['rewards=[{kind = "numeric"}, {kind = "parsable", weight = 0.5}]', "algorithm=gdpo"]
+    fine = load("tiny", [*several, 'algorithm.advantage.of.requires=[{reward = "parsable", on = "numeric"}]'])
+    wrong = load("tiny", [*several, 'algorithm.advantage.of.requires=[{reward = "parsabel", on = "numeric"}]'])
+
+    grading = grading_of(fine.experiment)
+    assert grading is not None
+    assert grading.weights == {"numeric": 1.0, "parsable": 0.5}
+    with pytest.raises(ConfigError, match=r"algorithm.advantage.of: unknown component of the reward 'parsabel'"):
+        grading_of(wrong.experiment)
