@@ -1,5 +1,6 @@
 """Reference values of every formula, made by an independent float64 program, and gradients by finite differences."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,12 @@ from gnomon.algorithms import (
     GRPO,
     GSPO,
     GSPO_TOKEN,
+    LUFFY,
     P3O,
     PRESETS,
     SAPO,
+    SRFT,
+    Accepted,
     Algorithm,
     Cap,
     Clip,
@@ -51,7 +55,7 @@ from gnomon.algorithms.ratios import Statistics
 from gnomon.analysis.dissect.golden import vectors
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Metrics
-from gnomon.core.types import Batch
+from gnomon.core.types import GIVEN, Batch
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -498,3 +502,53 @@ def test_distillation_pays_each_token_its_own_gap():
     for gamma, expected in ((0.0, [-0.5, 0, 1.0, 0.25]), (0.5, [0.0625, 0, 1.125, 0.25]), (1.0, [0.75, 0, 1.25, 0.25])):
         assert ReverseKl(2.0, gamma).center(batch).tolist() == [approx([2 * x for x in expected], **exact), [0.0] * 4]
         assert Returns(gamma, kl=1.0).center(batch)[0].tolist() == approx(expected, **exact)
+
+
+def test_accepted_answers_are_learned_alone():
+    """Lengths 1, 2, 1, 2 with rewards 1, 0, 1, 1 in one group and none in the other: 6 tokens, 4 of them accepted.
+
+    All: A = 6/4 on answers 0, 2 and 3. Best alone: answer 0, the first of the equals, A = 6/1. The loss is the mean
+    negative log-likelihood of accepted tokens: (1 + 1 + 2 + 3) / 4 and 1.
+    """
+    mask = [[True], [True, True], [True], [True, True]]
+    batch = make_batch([1.0, 0.0, 1.0, 1.0], mask, [0, 0, 0, 0])
+    current = torch.tensor([[-1.0, 0.0], [-5.0, -5.0], [-1.0, 0.0], [-2.0, -3.0]], dtype=torch.float64)
+
+    for piece, rows, loss in ((Accepted(), [0, 2, 3], 7 / 4), (Accepted(best=True), [0], 1.0), (Accepted(2.0), [], 0)):
+        algorithm = replace(PRESETS["reinforce"], advantage=piece, num_generations=4)
+        prepared = algorithm.prepare(batch)
+        assert prepared.advantages is not None
+        assert prepared.advantages.any(1).nonzero()[:, 0].tolist() == rows
+        assert loss_and_gradient(algorithm, prepared, current)[0] == approx(loss, **exact)
+
+
+def test_given_answers_are_shaped_and_kept_out_of_the_mismatch():
+    """Row 1 is given, p = 0.1 and 0.4, A = -2 of its group: 2 p / (p + 0.1) is 1 and 1.6; row 0 keeps PPO's -2 r.
+
+    Mean over three tokens with r = 1: (-2 + 1 + 1.6) / 3. d f / d log p = p gamma / (p + gamma)^2: 0.25 and 0.16.
+    """
+    batch = make_batch([3.0, -1.0], [[True], [True, True]], [0, 0], behavior=[[-0.5], [0.0, 0.0]])
+    proximal = torch.tensor([[-0.5, 0.0], [-9.0, -9.0]], dtype=torch.float64)
+    batch = LUFFY.prepare(batch.with_fields(version=torch.tensor([0, GIVEN]), proximal=proximal))
+    current = torch.tensor([[-0.5, 0.0], [math.log(0.1), math.log(0.4)]], dtype=torch.float64)
+
+    loss, gradient = loss_and_gradient(LUFFY, batch, current)
+    measured = LUFFY.loss(current, -current, LUFFY.weigh(batch), Statistics()).metrics
+
+    assert loss == approx(0.6 / 3, **exact)
+    assert gradient.tolist() == [approx([-2 / 3, 0], **exact), approx([2 * 0.25 / 3, 2 * 0.16 / 3], **exact)]
+    assert measured["loss/given_fraction"] == approx(2 / 3)
+    assert measured["mismatch/ess_fraction"] == 1
+    assert LUFFY.statistics(current, batch).behavior.value == 1
+
+
+def test_given_answers_are_imitated_where_the_policy_is_sure():
+    """Entropies 0 and ln 2: weights 1 and 0.5 of -log p = 1 and 3, over 2 given tokens: 0.5 (1 + 1.5) / 2."""
+    batch = make_batch([1.0, 1.0], [[True], [True, True]], [0, 0]).with_fields(version=torch.tensor([0, GIVEN]))
+    current = torch.tensor([[-1.0, 0.0], [-1.0, -3.0]], dtype=torch.float64)
+    entropy = torch.tensor([[9.0, 9.0], [0.0, math.log(2)]], dtype=torch.float64)
+    weighed = SRFT.weigh(SRFT.prepare(batch))
+
+    found = SRFT.loss(current, entropy, weighed, Statistics())
+
+    assert found.parts["given_nll"] == approx(0.5 * 2.5 / 2, **exact)

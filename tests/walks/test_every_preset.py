@@ -34,6 +34,8 @@ sampling = {max_completion_length = 2}
 learner = {precision = "fp32", optimizer = {learning_rate = 3e-3}}
 """
 FEWER_UPDATES = ("algorithm.updates.minibatches=4",)
+TAUGHT = {"opd"}
+"""They follow a teacher and no reward, and walk in tests/training/test_teacher.py."""
 SHORT_PRETRAINING = ("algorithm.critic.pretraining.steps=6",)
 # What a setting for long answers, large batches or long runs must give up for two tokens and forty steps.
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -63,7 +65,7 @@ def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PRESETS if n not in TAUGHT]
 )
 def test_every_preset_learns_to_read_its_prompt(name: str, copying: Path, tmp_path: Path):
     """Over its last five steps each algorithm earns clearly more than the best answer that ignores the prompt."""

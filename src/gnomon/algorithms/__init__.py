@@ -12,6 +12,7 @@ from gnomon.algorithms.advantage_algebra import Requires as Requires
 from gnomon.algorithms.advantage_algebra import RewardAtLeast as RewardAtLeast
 from gnomon.algorithms.advantage_algebra import Scaled as Scaled
 from gnomon.algorithms.advantage_algebra import Where as Where
+from gnomon.algorithms.advantages import Accepted as Accepted
 from gnomon.algorithms.advantages import ConstantAdvantage as ConstantAdvantage
 from gnomon.algorithms.advantages import Fixed as Fixed
 from gnomon.algorithms.advantages import Gae as Gae
@@ -63,6 +64,7 @@ from gnomon.algorithms.presets import DECOUPLED_PPO as DECOUPLED_PPO
 from gnomon.algorithms.presets import DPPO as DPPO
 from gnomon.algorithms.presets import DPPO_KL as DPPO_KL
 from gnomon.algorithms.presets import DR_GRPO as DR_GRPO
+from gnomon.algorithms.presets import EXPERT_ITERATION as EXPERT_ITERATION
 from gnomon.algorithms.presets import FIPO as FIPO
 from gnomon.algorithms.presets import FLASH_REINFORCE as FLASH_REINFORCE
 from gnomon.algorithms.presets import GDPO as GDPO
@@ -76,6 +78,7 @@ from gnomon.algorithms.presets import ICEPOP as ICEPOP
 from gnomon.algorithms.presets import IPO as IPO
 from gnomon.algorithms.presets import KL_COV as KL_COV
 from gnomon.algorithms.presets import LITE_PPO as LITE_PPO
+from gnomon.algorithms.presets import LUFFY as LUFFY
 from gnomon.algorithms.presets import LUSPO as LUSPO
 from gnomon.algorithms.presets import M2PO as M2PO
 from gnomon.algorithms.presets import MAXRL as MAXRL
@@ -88,6 +91,7 @@ from gnomon.algorithms.presets import PASS_AT_K as PASS_AT_K
 from gnomon.algorithms.presets import PPO as PPO
 from gnomon.algorithms.presets import PRESETS as PRESETS
 from gnomon.algorithms.presets import RAE as RAE
+from gnomon.algorithms.presets import RAFT as RAFT
 from gnomon.algorithms.presets import REINFORCE as REINFORCE
 from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
 from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
@@ -97,6 +101,7 @@ from gnomon.algorithms.presets import SDFT as SDFT
 from gnomon.algorithms.presets import SDPO as SDPO
 from gnomon.algorithms.presets import SFT as SFT
 from gnomon.algorithms.presets import SPO as SPO
+from gnomon.algorithms.presets import SRFT as SRFT
 from gnomon.algorithms.presets import VAPO as VAPO
 from gnomon.algorithms.presets import VAPO_REVIEW as VAPO_REVIEW
 from gnomon.algorithms.presets import VC_PPO as VC_PPO
@@ -112,6 +117,7 @@ from gnomon.algorithms.ratios import Ratio as Ratio
 from gnomon.algorithms.regularizers import CovarianceKl as CovarianceKl
 from gnomon.algorithms.regularizers import Entropy as Entropy
 from gnomon.algorithms.regularizers import EssKl as EssKl
+from gnomon.algorithms.regularizers import GivenNll as GivenNll
 from gnomon.algorithms.regularizers import Kl as Kl
 from gnomon.algorithms.regularizers import PositiveNll as PositiveNll
 from gnomon.algorithms.regularizers import SelfImitation as SelfImitation
@@ -132,6 +138,7 @@ from gnomon.algorithms.surrogates import BalancedSurrogate as BalancedSurrogate
 from gnomon.algorithms.surrogates import ClippedSurrogate as ClippedSurrogate
 from gnomon.algorithms.surrogates import Distillation as Distillation
 from gnomon.algorithms.surrogates import GeometricClip as GeometricClip
+from gnomon.algorithms.surrogates import GivenShaping as GivenShaping
 from gnomon.algorithms.surrogates import PolicyGradient as PolicyGradient
 from gnomon.algorithms.surrogates import QuadraticPenalty as QuadraticPenalty
 from gnomon.algorithms.surrogates import Regression as Regression

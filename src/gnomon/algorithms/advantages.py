@@ -65,6 +65,13 @@ class Groups:
         smallest = self._empty(torch.inf).scatter_reduce(0, self.index, low, "amin")
         return (largest > smallest)[self.index]
 
+    def has_before(self, values: Tensor) -> Tensor:
+        """Return Bool[B]: whether another counted row of the group has a larger value, or the same and comes first."""
+        same = (self.index[:, None] == self.index) & self.counted
+        place = torch.arange(len(values))
+        is_before = (values > values[:, None]) | ((values == values[:, None]) & (place < place[:, None]))
+        return (same & is_before).any(1)
+
     def _empty(self, value: float) -> Tensor:
         count = int(self.index.max()) + 1 if len(self.index) else 0
         return torch.full((count,), value, dtype=torch.float64)
@@ -150,6 +157,34 @@ class ConstantAdvantage(Advantage):
     def center(self, batch: Batch) -> Tensor:
         """Return the value Float64[B T]."""
         return spread(torch.full((len(batch),), self.value).double() * batch.is_taught, batch)
+
+
+@dataclass(frozen=True)
+class Accepted(Advantage):
+    """The same for every response that was good enough, and 0 for the others: their likelihood is raised.
+
+    On a token of an accepted response A = N / N_accepted, of all trained tokens of the batch, so that with `TokenMean`
+    the loss is the mean negative log-likelihood of accepted tokens.
+
+    Attributes:
+        above: Rewards greater than this are accepted.
+        best: Accept of each group the first of its best responses alone.
+
+    Source: ReST-EM, arXiv 2312.06585; with ``best``, RAFT, arXiv 2304.06767.
+    """
+
+    above: float = 0.0
+    best: bool = False
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]."""
+        accepted = batch.is_graded & (batch.rewards > self.above)
+        if self.best:
+            groups = Groups(Groups.of(batch).index, accepted)
+            accepted &= ~groups.has_before(batch.rewards)
+        tokens = batch.mask.sum(1).double()
+        scale = tokens.sum() / (tokens * accepted).sum().clamp(min=1)
+        return spread(scale * accepted, batch)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from gnomon.algorithms.protocols import (
     SummedTerms,
     Surrogate,
 )
-from gnomon.algorithms.ratios import Ratio, Statistics, masked
+from gnomon.algorithms.ratios import Ratio, Statistics, average, masked
 from gnomon.algorithms.sections import (
     EmaProximal,
     Greso,
@@ -80,6 +80,8 @@ class Composition:
             which needs no pass of its own.
         routing: For mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
             step began ("proximal", R2), or those that the engine chose ("behavior", R3).
+        demonstrated: Whether one of a prompt's ``num_generations`` responses is the dataset's own answer, judged as the
+            others are. No policy sampled it: its behavior has probability 1, and measures of mismatch leave it out.
         samples: Whose responses are trained on: those that the "policy" samples, or the dataset's own answers ("data"),
             which is supervised fine-tuning: no engine, no reward, and the loss is their negative log-likelihood.
     """
@@ -105,6 +107,7 @@ class Composition:
     replay: SelfImitationBuffer | None = None
     scope: Literal["step", "micro_batch", "lagged"] = "step"
     routing: Literal["free", "proximal", "behavior"] = "free"
+    demonstrated: bool = False
     samples: Literal["policy", "data"] = "policy"
 
     @property
@@ -257,11 +260,11 @@ class Composition:
         """
         if entropy is None and self.reads_entropy:
             raise ConfigError(f"algorithm '{self.name}' selects tokens by their entropy; give statistics the entropies")
-        now = current.detach().double()
+        now, mask = current.detach().double(), batch.mask & ~batch.is_given[:, None]
         proximal = now if batch.proximal is None else batch.proximal.detach().double()
         return Statistics(
-            effective_size(now - batch.behavior.detach().double(), batch.mask),
-            effective_size(now - proximal, batch.mask),
+            effective_size(now - batch.behavior.detach().double(), mask),
+            effective_size(now - proximal, mask),
             tuple(self._terms(current.detach(), batch, entropy).items()),
         )
 
@@ -337,26 +340,28 @@ class Composition:
         count = int(mask.sum())
         if count == 0:
             return Metrics()
-        current = view.current.detach()
+        current, sampled = view.current.detach(), mask & ~batch.is_given[:, None]
+        if not bool(sampled.any()):
+            sampled = mask
 
         def mean(tensor: Tensor) -> Mean:
-            return Mean(float(masked(tensor.detach(), mask).sum()), count)
+            return Mean(float(masked(tensor.detach(), sampled).sum()), int(sampled.sum()))
 
         engine = (view.proximal - batch.full_behavior.detach()).abs()
-        mismatch = masked(view.proximal.double() - batch.behavior.detach().double(), mask)
+        mismatch = masked(view.proximal.double() - batch.behavior.detach().double(), sampled)
         return Metrics.of(
             {
-                "loss/entropy_nats": mean(view.entropy),
+                "loss/entropy_nats": average(view.entropy, mask),
                 "loss/ratio_clamped_fraction": mean((view.log_ratio.abs() >= self.ratio.clamp).double()),
                 "loss/kl_behavior_nats": mean(batch.behavior - current),
                 "loss/kl_proximal_nats": mean(view.proximal - current),
                 "loss/drift_abs_nats": mean((view.proximal - current).abs()),
-                "loss/ess_fraction": effective_size(current.double() - batch.behavior.detach().double(), mask),
+                "loss/ess_fraction": effective_size(current.double() - batch.behavior.detach().double(), sampled),
                 "mismatch/logprob_abs_mean_nats": mean(engine),
-                "mismatch/logprob_abs_max_nats": Max(float(masked(engine, mask).max())),
+                "mismatch/logprob_abs_max_nats": Max(float(masked(engine, sampled).max())),
                 "mismatch/truncation_mean_nats": mean(batch.behavior - batch.full_behavior),
                 "mismatch/k3_nats": mean(mismatch.exp() - 1 - mismatch),
-                "mismatch/ess_fraction": effective_size(mismatch, mask),
+                "mismatch/ess_fraction": effective_size(mismatch, sampled),
             }
         )
 

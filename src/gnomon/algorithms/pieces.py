@@ -49,12 +49,13 @@ from gnomon.algorithms.corrections import (
 from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, RatioBound, Unbounded
-from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl, PositiveNll, SelfImitation
 from gnomon.algorithms.surrogates import (
     BalancedSurrogate,
     ClippedSurrogate,
     Distillation,
     GeometricClip,
+    GivenShaping,
     PolicyGradient,
     QuadraticPenalty,
     Regression,
@@ -92,6 +93,7 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
         GeometricClip,
         Regression,
         Distillation,
+        GivenShaping,
     ),
     RatioBound: (Clip, Cap, EssCap, GammaKernel, Unbounded),
     Correction: (
@@ -106,7 +108,7 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
         FutureInfluence,
         Capped,
     ),
-    Regularizer: (Kl, EssKl, CovarianceKl, Entropy, PositiveNll, SelfImitation),
+    Regularizer: (Kl, EssKl, CovarianceKl, Entropy, PositiveNll, GivenNll, SelfImitation),
     Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
 }
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

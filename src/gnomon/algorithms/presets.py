@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gnomon.algorithms.advantage_algebra import AdvantageSum, Normalized, PerReward, Scaled
 from gnomon.algorithms.advantages import (
+    Accepted,
     ConstantAdvantage,
     Fixed,
     Gae,
@@ -38,7 +39,7 @@ from gnomon.algorithms.critic import CriticConfig, Pretraining
 from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import CovarianceKl, EssKl, Kl, PositiveNll
+from gnomon.algorithms.regularizers import CovarianceKl, EssKl, GivenNll, Kl, PositiveNll
 from gnomon.algorithms.sections import (
     Informative,
     OptimalValue,
@@ -55,6 +56,7 @@ from gnomon.algorithms.surrogates import (
     ClippedSurrogate,
     Distillation,
     GeometricClip,
+    GivenShaping,
     PolicyGradient,
     QuadraticPenalty,
     Regression,
@@ -521,5 +523,42 @@ SDPO = replace(
 )
 """The policy learns its own distribution given another answer of the group that succeeded."""
 
-NAMED: Mapping[str, Algorithm] = {**PRESETS, **{other.name: other for other in (SFT, SDFT, SDPO)}}
+EXPERT_ITERATION = replace(
+    REINFORCE,
+    name="expert-iteration",
+    paper="Beyond Human Data (ReST-EM), arXiv 2312.06585; rejection-sampled fine-tuning, arXiv 2308.01825",
+    advantage=Accepted(),
+    num_generations=8,
+)
+
+RAFT = replace(
+    EXPERT_ITERATION,
+    name="raft",
+    paper="RAFT: Reward rAnked FineTuning, arXiv 2304.06767",
+    advantage=Accepted(best=True),
+)
+
+LUFFY = Algorithm(
+    name="luffy",
+    paper="Learning to Reason under Off-Policy Guidance, arXiv 2504.14945",
+    advantage=GroupRelative(scale="none"),
+    ratio=Ratio(),
+    surrogate=GivenShaping(),
+    aggregate=TokenMean(),
+    demonstrated=True,
+)
+
+SRFT = Algorithm(
+    name="srft",
+    paper="SRFT: A Single-Stage Method with Supervised and Reinforcement Fine-Tuning, arXiv 2506.19767",
+    advantage=GroupRelative(),
+    ratio=Ratio(),
+    surrogate=GivenShaping(),
+    aggregate=TokenMean(),
+    regularizers=(GivenNll(),),
+    demonstrated=True,
+)
+
+_OTHERS = (SFT, SDFT, SDPO, EXPERT_ITERATION, RAFT, LUFFY, SRFT)
+NAMED: Mapping[str, Algorithm] = {**PRESETS, **{other.name: other for other in _OTHERS}}
 """All algorithms that have a name: also those that no recorded batch of log-probabilities has enough for."""

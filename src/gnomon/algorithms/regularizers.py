@@ -261,6 +261,40 @@ class PositiveNll(_Weighted):
 
 
 @dataclass(frozen=True)
+class GivenNll(_Weighted):
+    """Coefficient times the negative log-likelihood of given responses, weighed by how sure the policy is.
+
+    -coefficient sum w log current / N over the N tokens of responses that nobody sampled; w = exp(-entropy) without a
+    gradient, so that an undecided policy is not dragged along.
+
+    Attributes:
+        coefficient: >= 0.
+        by_entropy: False is plain supervised fine-tuning, w = 1.
+
+    Source: SRFT, arXiv 2506.19767, which takes the entropy of the whole batch.
+    """
+
+    coefficient: float = 0.5
+    by_entropy: bool = True
+    name: ClassVar[str] = "given_nll"
+
+    def __post_init__(self) -> None:
+        check_bounds("GivenNll", self, coefficient=(self.coefficient >= 0, ">= 0"))
+
+    def weights(self, batch: Batch, default: Tensor) -> Tensor:
+        """Return one over the number of tokens of given responses, on these tokens."""
+        tokens = batch.mask & batch.is_given[:, None] & (self.coefficient > 0)
+        return tokens.to(default.dtype) / max(int(tokens.sum()), 1)
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the term of each token; the metric is without coefficient and weight."""
+        given = view.batch.mask & view.batch.is_given[:, None]
+        nll = -masked(view.current, given)
+        weight = (-masked(view.entropy.detach(), given)).exp() if self.by_entropy else 1.0
+        return self.coefficient * weight * nll, Metrics.of({"loss/given_nll_nats": average(nll, given)})
+
+
+@dataclass(frozen=True)
 class SelfImitation(_Weighted):
     """Imitate responses of the batch that went better than the critic expected, by how much they did.
 

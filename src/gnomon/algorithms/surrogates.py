@@ -309,6 +309,41 @@ class Regression:
 
 
 @dataclass(frozen=True)
+class GivenShaping:
+    """Another surrogate for what the policy sampled, and -A f(p) for a response that was given to it.
+
+    p is the current probability of a token, f(p) = p / (p + gamma): its slope in log p is largest at p = gamma, so that
+    unlikely tokens of a good answer are learned, where the plain ratio p to a policy that was sure of them would leave
+    them.
+
+    Attributes:
+        of: The surrogate of sampled responses.
+        gamma: > 0.
+
+    Source: LUFFY, arXiv 2504.14945, policy shaping; gamma 0.1.
+    """
+
+    of: ClippedSurrogate | PolicyGradient = field(default=ClippedSurrogate())
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_bounds("GivenShaping", self, gamma=(self.gamma > 0, "> 0"))
+
+    @property
+    def reads_both(self) -> bool:
+        """That of the surrogate inside."""
+        return bool(getattr(self.of, "reads_both", False))
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the loss of each token, and how many are of given responses."""
+        loss, measured = self.of(view)
+        given = view.batch.is_given[:, None] & view.batch.mask
+        p = masked(view.current, given).exp()
+        shaped = torch.where(given, -view.advantages * p / (p + self.gamma), loss)
+        return shaped, measured + Metrics.of({"loss/given_fraction": fraction(given, view.batch.mask)})
+
+
+@dataclass(frozen=True)
 class Distillation:
     """The distance to a teacher's distributions in place of a policy gradient.
 

@@ -18,7 +18,7 @@ from gnomon.algorithms.piece_checks import check_finite, check_places
 from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, Kl
+from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl
 from gnomon.algorithms.sections import (
     Greso,
     OptimalValue,
@@ -33,6 +33,7 @@ from gnomon.algorithms.surrogates import (
     ClippedSurrogate,
     Distillation,
     GeometricClip,
+    GivenShaping,
     PolicyGradient,
     Regression,
     SigmoidGate,
@@ -219,6 +220,13 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
             "(the tracked baseline of 'spo' needs no group)",
             enough,
         )
+    reads_given = isinstance(algorithm.surrogate, GivenShaping) or any(
+        isinstance(r, GivenNll) for r in algorithm.regularizers
+    )
+    if algorithm.demonstrated and generations < 2:
+        yield _refuse("demonstrated puts the dataset's answer beside the policy's own", Fix("num_generations", 2))
+    if reads_given and not algorithm.demonstrated:
+        yield _refuse("no response is given, and GivenShaping and GivenNll are about those", Fix("demonstrated", True))
     repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
     if repeated:
         first = {r.name: r for r in reversed(algorithm.regularizers)}
@@ -475,6 +483,7 @@ _SUPERVISED: tuple[Fix, ...] = (
     Fix("sampler", Uniform()),
     *(Fix(name, None) for name in ("correction", "tracker", "keep", "overlong", "critic", "proximal", "replay")),
     Fix("mask_truncated", False),
+    Fix("demonstrated", False),
     Fix("routing", "free"),
     Fix("scope", "step"),
 )

@@ -281,6 +281,12 @@ def _check_staleness(experiment: Experiment) -> None:
 
 def _check_supervised(experiment: Experiment) -> None:
     """Refuse what has no meaning for the dataset's answers, or for sampled ones alone."""
+    if experiment.algorithm.demonstrated and (experiment.max_staleness == "measured" or experiment.environment):
+        raise ConfigError(
+            "algorithm.demonstrated puts the dataset's answers beside sampled ones; they were not sampled, so no "
+            "effective sample size bounds them, and no environment replies to them: set max_staleness to a number, and "
+            "remove environment"
+        )
     if not experiment.algorithm.is_supervised:
         if experiment.max_length is not None:
             raise ConfigError(

@@ -118,6 +118,9 @@ class Grade:
             raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
 
 
+GIVEN = -1
+"""Version of a response that no weights of the run sampled: the dataset's own, or one that somebody gave."""
+
 EndedBy = Literal["done", "turns", "tokens", "timeout", "flood", "fault"]
 
 
@@ -153,6 +156,8 @@ class Rollout:
         routing: As in `Completion`.
         top: As in `Completion`, zeros where ``mask`` is false.
         text: The response decoded, for verifiers and people.
+        oldest_version, newest_version: As in `Completion`; `GIVEN` for a response that was not sampled, whose
+            log-probabilities are zeros.
         stop: "length" when a budget of turns or tokens cut the response off, else "stop".
         ending: How a conversation ended; None for a single answer.
         turn_ends: After how many tokens of the response each answer of a conversation ends; () for a single answer.
@@ -332,6 +337,11 @@ class Batch:
     def width(self) -> int:
         """T, the number of response positions."""
         return int(self.mask.shape[1])
+
+    @property
+    def is_given(self) -> Tensor:
+        """Bool[B]: rows that nobody sampled."""
+        return self.version == GIVEN
 
     @property
     def is_taught(self) -> Tensor:

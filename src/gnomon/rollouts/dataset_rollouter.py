@@ -1,11 +1,13 @@
-"""Where supervised fine-tuning gets its samples: the dataset's own answers, as rollouts."""
+"""The dataset's own answers as rollouts: for supervised fine-tuning, and beside those of the policy."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.rollouts.rollout import RolloutTimer
+from gnomon.core.types import GIVEN, Grade, Group, Rollout, Task
+from gnomon.engines.rng import draw_key
+from gnomon.rewards.base import Sample
+from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
 
 
@@ -27,12 +29,48 @@ class DatasetRollouter:
         """Return a group of the one answer."""
         watch.generated(sum(task.mask))
         watch.graded()
-        unknown = (0.0,) * len(task.response)
-        text, grade = self.decode(task.response), Grade(1.0)
-        rollout = Rollout(
-            task.id, task.prompt, task.response, task.mask, unknown, unknown, text, grade, 0, 0, stop="stop"
+        return Group(task, (given_rollout(task, self.decode(task.response), Grade(1.0), 0),))
+
+
+@dataclass(frozen=True)
+class DemonstratedRollouter:
+    """Puts the dataset's own answer to a task beside those of the policy, judged as they are.
+
+    Attributes:
+        source: Asks the policy, one time fewer than a group has rollouts.
+    """
+
+    source: Rollouter
+
+    @property
+    def generations(self) -> int:
+        """Rollouts of a task, the given one too."""
+        return self.source.generations + 1
+
+    async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
+        """Return the policy's group with the given rollout behind it."""
+        source = self.source
+        group = await source.run_group(task, round_number, watch)
+        sample = Sample(
+            prompt=task.text,
+            completion=source.decode(task.response),
+            completion_tokens=len(task.response),
+            is_truncated=False,
+            max_completion_length=source.sampling.max_completion_length,
+            columns=task.columns,
+            seed=draw_key(source.seed, round_number, task.id, source.generations),
+            messages=task.messages,
         )
-        return Group(task, (rollout,))
+        (grade,) = await source.grades([sample])
+        return Group(task, (*group.rollouts, given_rollout(task, sample.completion, grade)))
+
+
+def given_rollout(task: Task, text: str, grade: Grade, version: int = GIVEN) -> Rollout:
+    """Return the dataset's own answer as a rollout that nobody sampled."""
+    unknown = (0.0,) * len(task.response)
+    return Rollout(
+        task.id, task.prompt, task.response, task.mask, unknown, unknown, text, grade, version, version, stop="stop"
+    )
 
 
 def as_recorded(finished: RolloutBatch) -> RolloutBatch:

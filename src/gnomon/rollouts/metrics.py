@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics, Sum
-from gnomon.core.types import Batch, EndedBy, Group, Rollout
+from gnomon.core.types import GIVEN, Batch, EndedBy, Group, Rollout
 from gnomon.rewards.answers import thought_of
 from gnomon.rollouts.scheduler import Fate, RolloutBatch
 
@@ -147,16 +147,18 @@ def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
 def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     """Return ``rollout/*``, ``stream/*`` and ``tokens/generated`` of everything that was generated, kept or not.
 
+    Answers that were given are no part of it.
+
     Args:
         version: Version of the weights about to be trained; staleness is counted in steps from the oldest
             token of a rollout.
     """
     groups = finished.generated
     several = [group for group in groups if len(group.rollouts) > 1]
-    rollouts = rollouts_of(groups)
+    rollouts = [r for r in rollouts_of(groups) if r.oldest_version != GIVEN]
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
     count, lengths = len(rollouts), [sum(len(segment.response) for segment in r.rows) for r in rollouts]
-    stale = [version - r.oldest_version for r in rollouts_of(finished.groups)]
+    stale = [version - r.oldest_version for r in rollouts_of(finished.groups) if r.oldest_version != GIVEN]
     measures: dict[str, Measure] = {
         "rollout/reward_mean": Mean(sum(graded), len(graded)),
         "rollout/reward_std": Mean(statistics.pstdev(graded) if graded else 0.0, 1),

@@ -101,12 +101,13 @@ class Rollouter:
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions))
         samples = [self._sample(task, c, key) for c, key in zip(completions, keys, strict=True)]
-        grades = await self._grades(samples)
+        grades = await self.grades(samples)
         watch.graded()
         rollouts = [_rollout(task, *each) for each in zip(completions, samples, grades, strict=True)]
         return Group(task, tuple(rollouts))
 
-    async def _grades(self, samples: Sequence[Sample]) -> Sequence[Grade]:
+    async def grades(self, samples: Sequence[Sample]) -> Sequence[Grade]:
+        """Return the grades of answers to one question."""
         if self.together is not None:
             return await self.together(samples)
         return await asyncio.gather(*(self.grader.grade(sample) for sample in samples))
@@ -133,7 +134,7 @@ class Rollouter:
                 rollout.cancel()
             await asyncio.gather(*playing, return_exceptions=True)  # their environments are ended then
         waiting = [played.sample(task, self.sampling) for played, grade in found if grade is None]
-        later = iter(await self._grades(waiting) if waiting else ())
+        later = iter(await self.grades(waiting) if waiting else ())
         watch.graded()
         grades = [(played, next(later) if grade is None else grade) for played, grade in found]
         weight = conversation.reward_weight

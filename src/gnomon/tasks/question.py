@@ -152,11 +152,12 @@ class TokenizedDataset:
         question = self.questions[index]
         further = replace(question.further, where=f"{self.name}: question '{question.id}'")
         messages = question.content if isinstance(question.content, tuple) else ()
+        hint = self._hint(question, further)
         if self.is_supervised:
             rendered = self.renderer.conversation(question.content, question.answered, further)
-            return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer)
+            return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer, hint)
         prompt = self.renderer(question.content, further)
-        return Task(question.id, prompt, question.text, question.columns, messages, hint=self._hint(question, further))
+        return Task(question.id, prompt, question.text, question.columns, messages, hint=hint)
 
     def _hint(self, question: Question, further: Further) -> tuple[tuple[int, ...], ...]:
         if not self.hint:

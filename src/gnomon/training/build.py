@@ -35,7 +35,7 @@ from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout
 from gnomon.rollouts.collate import HintedPrompts
-from gnomon.rollouts.dataset_rollouter import DatasetRollouter
+from gnomon.rollouts.dataset_rollouter import DatasetRollouter, DemonstratedRollouter
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
 from gnomon.rollouts.rollout import Rollouter, RolloutSource, RolloutTimer
@@ -419,7 +419,7 @@ async def _rollouter(
         grader=judge,
         decode=asked.tokenizer.decode,
         sampling=asked.sampling,
-        generations=experiment.algorithm.num_generations,
+        generations=experiment.algorithm.num_generations - experiment.algorithm.demonstrated,
         seed=experiment.seed,
         conversation=conversation,
         opening=asked.beginning.opening,
@@ -433,7 +433,7 @@ def _stream(
     is_kept, attempts = keeping(experiment.algorithm)
     source: RolloutSource = DatasetRollouter(asked.tokenizer.decode)
     if rollouter is not None and not experiment.algorithm.is_supervised:
-        source = rollouter
+        source = DemonstratedRollouter(rollouter) if experiment.algorithm.demonstrated else rollouter
     return RolloutScheduler(
         curriculum=chosen.curriculum,
         tasks=asked.split.train,

@@ -143,7 +143,8 @@ def questions(experiment: Experiment) -> TrainingData:
     is_supervised = experiment.algorithm.is_supervised
     asked = evaluation.tasks or evaluation.task
     hint = experiment.algorithm.reference.prompt
-    split = build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised, hint)
+    has_answers = is_supervised or experiment.algorithm.demonstrated
+    split = build_split(experiment.task, experiment.held_out, renderer, asked, has_answers, hint)
     split = _within(split, experiment)
     if is_supervised and len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
@@ -187,9 +188,10 @@ def _with_steps(loaded: Loaded) -> Loaded:
     if experiment.epochs is None:
         return loaded
     _, _, renderer = _reading(experiment)
-    evaluation, is_supervised = experiment.evaluation, experiment.algorithm.is_supervised
+    evaluation = experiment.evaluation
+    has_answers = experiment.algorithm.is_supervised or experiment.algorithm.demonstrated
     asked = evaluation.tasks or evaluation.task
-    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, is_supervised), experiment)
+    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, has_answers), experiment)
     rows, each = len(split.train), experiment.prompts_per_step
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"

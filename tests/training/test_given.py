@@ -1,0 +1,53 @@
+"""The dataset's answers beside the policy's own: a run of it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.algorithms import resolve
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError
+from gnomon.core.types import GIVEN
+from gnomon.training.api import train_experiment
+
+
+def test_one_answer_of_each_group_is_the_datasets(tmp_path: Path):
+    """It is judged like the others, recorded as given, taught by SRFT's two terms, and in no measure of staleness."""
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    settings = (f"task={path}", "rewards=[{kind='numeric'}]", "held_out.size=0", "rollouts_per_step=16", "steps=3")
+    quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
+    more = ("algorithm=srft", "algorithm.num_generations=4", "sampling.max_completion_length=3", "max_staleness=1")
+
+    run = train_experiment(load("tiny", [*settings, *quick, *more]), tmp_path / "run")
+
+    rows = run.rollouts(2)
+    given = [row for row in rows if row.rollout.oldest_version == GIVEN]
+    assert len(given) == 4
+    assert {row.group for row in given} == {0, 1, 2, 3}
+    assert all(row.rollout.grade.reward == 1 for row in given)
+    assert max(run.metrics["stream/staleness_steps_max"]) <= 1
+    assert min(run.metrics["loss/given_nll_nats"]) > 1
+    assert run.metrics["mismatch/logprob_abs_max_nats"][0] < 0.01  # of a given token it would be above 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"preset": "luffy", "num_generations": 1}, "num_generations = 2"),
+        ({"preset": "grpo", "surrogate": "GivenShaping"}, "no response is given, .* algorithm.demonstrated = true"),
+        ({"preset": "grpo", "regularizers": ["GivenNll"]}, "algorithm.demonstrated = true"),
+        ({"preset": "sft", "demonstrated": True}, "demonstrated is about sampled ones"),
+    ],
+)
+def test_compositions_without_a_given_answer_are_refused(change: dict[str, object], said: str):
+    """Each message names the setting that mends it."""
+    with pytest.raises(ConfigError, match=said):
+        resolve(change)
+
+
+def test_a_measured_staleness_is_refused():
+    """What nobody sampled has no effective sample size."""
+    with pytest.raises(ConfigError, match="set max_staleness to a number"):
+        load("tiny", ["algorithm=luffy", "max_staleness=measured"])
