@@ -155,7 +155,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         RunError: If training cannot go on, or was asked to stop (Stopped).
         RewardError: Before any weight is read.
     """
-    experiment, console, chosen = session.experiment, session.console, session.chosen
+    experiment, console, chosen, asked = session.experiment, session.console, session.chosen, session.asked
     async with AsyncExitStack() as stack:
         judge = await _judge(session.resolved, session.asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
@@ -213,8 +213,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         if rollouter is not None:
             schedule.initialize = _initializing(session, rollouter, budget)
         run = Run(components, schedule, progress)
-        fixed = [session.asked.split.train, session.asked.split.held_out, *session.asked.split.sets]
-        check_counted(run, parts, fixed, session.stateless)
+        check_counted(run, parts, [asked.split.train, asked.split.held_out, *asked.split.sets], session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
 
