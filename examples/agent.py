@@ -1,4 +1,4 @@
-"""An agent with OpenAI's client and a calculator: `gnomon train examples/agent.toml`, in a few minutes on two cores.
+"""An agent with OpenAI's client and a calculator: `gnomon train examples/agent.toml`.
 
 It calls the policy as it would call a hosted model; its calls become the tokens that are trained on (docs/agents.md).
 """
@@ -38,7 +38,8 @@ async def solve(prompt: str, answer: str) -> Reply:
                 return Reply(said.content or "", reward=earned)
             messages.append(said.model_dump(exclude_none=True))
             for call in said.tool_calls:
-                given = json.loads(call.function.arguments)
-                result = str(given["a"] + given["b"]) if {"a", "b"} <= given.keys() else "error: it needs a and b"
-                earned = max(earned, 0.1 + 0.4 * (result == answer))
+                numbers = [json.loads(call.function.arguments).get(name) for name in ("a", "b")]
+                is_right = call.function.name == "add" and all(isinstance(number, int | float) for number in numbers)
+                result = str(sum(numbers)) if is_right else "error: add needs the numbers a and b"
+                earned = max(earned, 0.1 * is_right + 0.4 * (result == answer))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
