@@ -236,7 +236,7 @@ class Normalized(Modified):
         """Return advantages Float[B T]."""
         inner, returns = exactly(self.of, batch)
         tokens, lengths = batch.mask & batch.is_graded[:, None], batch.mask.sum(1).clamp(min=1)
-        if self.over == "length":
+        if self.over == "length" or batch.width == 0:
             return _rounded(inner / lengths[:, None], returns, batch)
         # Equal numbers have that mean exactly, whatever their count; a computed one differs in the last digit.
         high, low = (torch.where(tokens, sign * inner, -math.inf).amax(1) for sign in (1.0, -1.0))
