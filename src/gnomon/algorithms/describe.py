@@ -27,6 +27,10 @@ NOTES: Mapping[str, tuple[str, ...]] = {
 """Where a preset differs from its paper, its published code or other libraries, and why."""
 
 WIDTH = 100
+_READING = (
+    "formula (R is a response's reward, x what a token earned, V a critic's and v a tracked value; means and "
+    "deviations s are over the group G, the batch B or one state S; |o| counts trained tokens)"
+)
 _LABEL = 16
 
 
@@ -46,11 +50,7 @@ def describe(algorithm: Algorithm) -> str:
         if f.name not in ("name", "paper") and not is_unsaid:
             shown = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
             lines += _wrap(f.name, shown)
-    lines += [
-        "",
-        "  formula (R is a response's reward, x what a token earned, V a critic's and v a tracked value; means and",
-    ]
-    lines += ["  deviations s are over the group G, the batch B or one state S; |o| counts trained tokens)"]
+    lines += ["", *_fill(_READING, "  ", "  ")]
     for name, text in formula(algorithm).items():
         lines += _wrap(name, plain(text))
     notes = notes_on(algorithm)
