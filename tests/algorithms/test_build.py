@@ -180,7 +180,7 @@ def test_wrong_files_of_a_user(own: str, tmp_path: Path):
 
     with pytest.raises(ConfigError, match="unknown name 'MIN'; did you mean 'MINE'"):
         resolve(f"{own}:MIN")
-    with pytest.raises(ConfigError, match="should be a gnomon Algorithm, got int"):
+    with pytest.raises(ConfigError, match="should be a gnomon Algorithm or a function, got int"):
         resolve(f"{own}:NUMBER")
     with pytest.raises(ConfigError, match="could not be imported: ZeroDivisionError"):
         resolve(f"{broken}:X")
