@@ -287,7 +287,7 @@ class OptimalBaseline(Advantage):
 
 
 @dataclass(frozen=True)
-class Steps:
+class Decisions:
     """The decisions of responses: each trained token, each answer of a conversation, or a response, as a whole.
 
     Attributes:
@@ -299,7 +299,7 @@ class Steps:
     end: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, over: Literal["token", "turn", "response"]) -> "Steps":
+    def of(cls, batch: Batch, over: Literal["token", "turn", "response"]) -> "Decisions":
         """Return the decisions of a batch; a batch without turns has responses of one answer."""
         mask, width = batch.mask & batch.is_graded[:, None], batch.width
         column = torch.arange(width).expand(mask.shape)
@@ -372,7 +372,7 @@ class Returns(Advantage):
         rewards = batch.rewards.double()
         if self.baseline == "batch" and bool(batch.is_graded.any()):
             rewards = rewards - rewards[batch.is_graded].mean()
-        steps = Steps.of(batch, self.over)
+        steps = Decisions.of(batch, self.over)
         earned = steps.total(token_rewards(batch, rewards, self.kl))
         return _discounted(steps, earned, self.gamma)
 
@@ -415,7 +415,7 @@ class StateRelative(Advantage):
         return self._compared(batch, self.scale).to(batch.behavior.dtype), None
 
     def _compared(self, batch: Batch, scale: str) -> Tensor:
-        steps = Steps.of(batch, "turn")
+        steps = Decisions.of(batch, "turn")
         state = torch.zeros_like(batch.mask, dtype=torch.long) if batch.state is None else batch.state.long()
         if batch.state is None and batch.turn is not None and bool(batch.turn[steps.ends].any()):
             raise ConfigError(
@@ -465,7 +465,7 @@ class ReverseKl(Advantage):
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
         taught = batch if batch.teacher is None else batch.with_fields(reference=batch.teacher)
-        return _discounted(Steps.of(batch, "token"), -kl_penalty(taught, self.coefficient), self.gamma)
+        return _discounted(Decisions.of(batch, "token"), -kl_penalty(taught, self.coefficient), self.gamma)
 
 
 @dataclass(frozen=True)
@@ -615,7 +615,7 @@ def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
     return coefficient * masked(batch.proximal.double() - batch.reference.double(), mask)
 
 
-def _discounted(steps: Steps, earned: Tensor, gamma: float) -> Tensor:
+def _discounted(steps: Decisions, earned: Tensor, gamma: float) -> Tensor:
     """Return Float64[B T]: what each step and the steps after it earn, on each of its tokens."""
     following = torch.zeros(len(earned), dtype=torch.float64)
     returns = torch.zeros_like(earned)
@@ -792,7 +792,7 @@ class Gae(Advantage):
 
     def lambdas(self, batch: Batch) -> Tensor:
         """Return the policy's lambda of each response, Float64[B]."""
-        return self.policy_lambda(Steps.of(batch, self.over).ends.sum(1))
+        return self.policy_lambda(Decisions.of(batch, self.over).ends.sum(1))
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale."""
@@ -802,13 +802,13 @@ class Gae(Advantage):
         """Return advantages Float[B T], and the critic's targets."""
         advantages = self.center(batch)
         longer = torch.full((len(batch),), self.value_lambda, dtype=torch.float64)
-        steps = Steps.of(batch, self.over)
+        steps = Decisions.of(batch, self.over)
         returns = self._advantages(batch, longer) + steps.spread(steps.first(_values(batch)))
         return advantages.to(batch.behavior.dtype), returns.to(batch.behavior.dtype)
 
     def _advantages(self, batch: Batch, lambdas: Tensor) -> Tensor:
         """Return the discounted sums of errors Float64[B T], 0 where masked and for what could not be graded."""
-        steps = Steps.of(batch, self.over)
+        steps = Decisions.of(batch, self.over)
         rewards = steps.total(token_rewards(batch, batch.rewards.double(), self.kl))
         values = steps.first(_values(batch))
         following = torch.zeros(len(batch), dtype=torch.float64)
