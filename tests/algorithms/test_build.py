@@ -184,7 +184,7 @@ def test_wrong_files_of_a_user(own: str, tmp_path: Path):
         resolve(f"{own}:NUMBER")
     with pytest.raises(ConfigError, match="could not be imported: ZeroDivisionError"):
         resolve(f"{broken}:X")
-    with pytest.raises(ConfigError, match="should be a dataclass, got 5"):
+    with pytest.raises(ConfigError, match="should be a dataclass or a function, got 5"):
         resolve({"preset": "grpo", "surrogate": {"piece": f"{own}:NUMBER"}})
 
 
