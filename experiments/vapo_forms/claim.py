@@ -12,7 +12,7 @@ from experiments.claims.estimates import NotMeasured
 from experiments.claims.seeds_needed import fresh_alone
 from torch import Tensor
 
-from gnomon.algorithms.advantages import Fixed, Gae, LengthAdaptive, LengthSigmoid
+from gnomon.algorithms.returns import Fixed, Gae, LengthAdaptive, LengthSigmoid
 from gnomon.core.types import Batch
 from gnomon.records.batches import read_batch
 from gnomon.records.reading import RunRecord

@@ -7,11 +7,12 @@ is decided by it, and refused with the right path when it cannot be.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Returns, Whitened
+from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut, Whitened
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.loss_aggregation import ConstantLength
 from gnomon.algorithms.protocols import Regularizer
 from gnomon.algorithms.regularizers import Entropy, Kl
+from gnomon.algorithms.returns import Returns
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import canonical

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.advantages import Gae, last_trained
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Advantage, parts_of
+from gnomon.algorithms.returns import Gae, last_trained
 from gnomon.algorithms.segments import Segments
 from gnomon.core.metrics import Last, Max, Mean, Metrics
 from gnomon.core.types import Batch

@@ -269,7 +269,8 @@ def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
     """Refuse advantages that do not depend on rewards, or that are higher where rewards are lower."""
     if any(trial.draws) or not getattr(trial.piece, "reads_rewards", True):
         return
-    other = batch.with_fields(rewards=1 - batch.rewards)
+    several = None if batch.component_rewards is None else 1 - batch.component_rewards
+    other = batch.with_fields(rewards=1 - batch.rewards, component_rewards=several)
     found = masked(_estimated(trial, other)[0], batch.mask)
     if _same(found, advantages, _TOLERANCE):
         trial.fail("returned the same advantages for other rewards", "use batch.rewards")
@@ -457,7 +458,7 @@ def _batch(algorithm: Algorithm) -> Batch:
         names = sorted({n for _, p in parts_of(algorithm.advantage) if isinstance(p, Composed) for n in p.components})
         more["components"] = tuple(names) or ("first", "second")
         more["component_weights"] = (1.0,) * len(more["components"])
-        more["component_rewards"] = [[float((row + n) % 2) for n in range(len(more["components"]))] for row in range(8)]
+        more["component_rewards"] = [[float(row >> n & 1) for n in range(len(more["components"]))] for row in range(8)]
     if "role" in algorithm.needs:
         more["role"] = ("white", "black") * 4
     if algorithm.tracker is not None:

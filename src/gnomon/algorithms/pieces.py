@@ -18,18 +18,10 @@ from gnomon.algorithms.advantage_algebra import (
 )
 from gnomon.algorithms.advantages import (
     ConstantAdvantage,
-    Fixed,
-    Gae,
     GroupRelative,
-    LambdaRule,
     LeaveOneOut,
-    LengthAdaptive,
-    LengthSigmoid,
     MarginalBest,
     OptimalBaseline,
-    Returns,
-    ReverseKl,
-    StateRelative,
     TrackedBaseline,
     Whitened,
 )
@@ -50,6 +42,16 @@ from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, Seq
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, RatioBound, Unbounded
 from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl, PositiveNll, SelfImitation
+from gnomon.algorithms.returns import (
+    Fixed,
+    Gae,
+    LambdaRule,
+    LengthAdaptive,
+    LengthSigmoid,
+    Returns,
+    ReverseKl,
+    StateRelative,
+)
 from gnomon.algorithms.surrogates import (
     BalancedSurrogate,
     ClippedSurrogate,

@@ -11,17 +11,10 @@ from gnomon.algorithms.advantage_algebra import AdvantageSum, Normalized, PerRew
 from gnomon.algorithms.advantages import (
     Accepted,
     ConstantAdvantage,
-    Fixed,
-    Gae,
     GroupRelative,
     LeaveOneOut,
-    LengthAdaptive,
-    LengthSigmoid,
     MarginalBest,
     OptimalBaseline,
-    Returns,
-    ReverseKl,
-    StateRelative,
     TrackedBaseline,
     Whitened,
 )
@@ -40,6 +33,7 @@ from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, Seq
 from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import CovarianceKl, EssKl, GivenNll, Kl, PositiveNll
+from gnomon.algorithms.returns import Fixed, Gae, LengthAdaptive, LengthSigmoid, Returns, ReverseKl, StateRelative
 from gnomon.algorithms.sections import (
     Informative,
     OptimalValue,

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gnomon.algorithms.advantage_algebra import Normalized
-from gnomon.algorithms.advantages import Gae, GroupRelative, Returns, ReverseKl, TrackedBaseline, Whitened
+from gnomon.algorithms.advantages import GroupRelative, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import DivergenceMask, SecondMomentMask
 from gnomon.algorithms.critic import CriticConfig
@@ -19,6 +19,7 @@ from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl
+from gnomon.algorithms.returns import Gae, Returns, ReverseKl
 from gnomon.algorithms.sections import (
     Greso,
     OptimalValue,

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gnomon.algorithms.advantages import Gae
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import Pretraining
 from gnomon.algorithms.protocols import parts_of
+from gnomon.algorithms.returns import Gae
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import State
 from gnomon.learner.base import Learner

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.algorithms import corrections, regularizers, sections
-from gnomon.algorithms.advantages import Gae, GroupRelative, LeaveOneOut, LengthAdaptive, Returns
+from gnomon.algorithms.advantages import GroupRelative, LeaveOneOut
 from gnomon.algorithms.protocols import parts_of
+from gnomon.algorithms.returns import Gae, LengthAdaptive, Returns
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.algorithms.validate import remarks, uses_tracker
 from gnomon.config.experiment import Experiment
