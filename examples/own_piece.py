@@ -1,25 +1,26 @@
 """New mathematics is one piece: a frozen dataclass whose fields are its settings and whose call is its formula.
 
-gnomon train tiny algorithm=examples/own_piece.py:SIMPLE steps=3
-gnomon dissect BATCH --algorithms grpo,examples/own_piece.py:SIMPLE
+gnomon train tiny algorithm=examples/own_piece.py:FADING steps=3 algorithm.updates.minibatches=2
+gnomon dissect BATCH --algorithms cispo,examples/own_piece.py:FADING
 """
 
 from dataclasses import dataclass, replace
 
-from gnomon.algorithms import GRPO, LossInputs
-from gnomon.core.metrics import Metrics
+from gnomon.algorithms import CISPO, PolicyGradient
 
 
 @dataclass(frozen=True)
-class Quadratic:
-    """The plain ratio, held back by a parabola around 1 instead of a clip (simple policy optimization, 2401.16025)."""
+class Fading:
+    """A trust region without an edge: a token counts less the farther its ratio is from 1, in nats, either way.
 
-    width: float = 0.2
+    weight = r exp(-(log r)^2 / (2 width^2)), the ratio times a bell; ``width`` > 0 in nats.
+    """
 
-    def __call__(self, view: LossInputs):
-        """Return the loss of each token, and what was measured on the way."""
-        ratio = view.log_ratio.exp()
-        return -view.advantages * ratio + view.advantages.abs() * (ratio - 1) ** 2 / (2 * self.width), Metrics()
+    width: float = 0.5
+
+    def __call__(self, ratio, statistics):
+        """Return the bounded ratio Float[B T]."""
+        return ratio * (-(ratio.log() ** 2) / (2 * self.width**2)).exp()
 
 
-SIMPLE = replace(GRPO, name="simple", paper="arXiv 2401.16025", surrogate=Quadratic())
+FADING = replace(CISPO, name="fading", paper="ours", surrogate=PolicyGradient(Fading()))

@@ -9,8 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from gnomon import _HOMES
-from gnomon.algorithms import PRESETS
-from gnomon.algorithms.describe import notes_on, piece_text
+from gnomon.algorithms.describe import piece_text
 from gnomon.algorithms.pieces import slots
 from gnomon.cli.main import VERBS, module_of
 from gnomon.config.reference import Setting, kinds, of_kind
@@ -79,43 +78,23 @@ def tasks() -> str:
     return f"{page}\n## Test sets\n\n{opening}\n\n{table(head, rows)}\n"
 
 
-def algorithms() -> str:
-    """Return the page of algorithms: presets with their notes, then pieces with their settings."""
+def pieces() -> str:
+    """Return the page of the pieces of algorithms, with their settings."""
     parts = [
-        "# Algorithms",
-        "Presets are expressions over pieces. `gnomon algorithms NAME` prints one; `algorithm.PLACE=PIECE` exchanges a "
-        "piece, and a piece may be your own ([Pieces of your own](../inputs.md#pieces-of-your-own)).",
-        table(
-            ["preset", "paper"],
-            ([f"[{name}](#{name})", preset.paper] for name, preset in PRESETS.items()),
-        ),
+        "# Pieces",
+        "What stands at `algorithm.PLACE`: `gnomon algorithms PIECE` prints one, [Algorithms](../algorithms.md) has "
+        "the presets that are made of them, and one may be your own ([Pieces of your own](../pieces.md)).",
     ]
-    for name, preset in PRESETS.items():
-        parts += [f"## {name}", preset.paper + ".", _composition(preset)]
-        notes = notes_on(preset)
-        if notes:
-            parts += ["Where it differs, and why:", "\n".join(f"- {note}" for note in notes)]
-    parts.append("## Pieces")
-    for place, pieces in slots().items():
-        parts.append(f"### algorithm.{place}")
-        for piece, cls in pieces.items():
+    for place, fitting in slots().items():
+        parts.append(f"## algorithm.{place}")
+        for piece, cls in fitting.items():
             said = piece_text(cls)
             rows = (
                 [f"`{n}`", f.type, f"`{f.default}`" if f.default else "must be given"] for n, f in said.fields.items()
             )
-            parts += [f"#### {piece}", prose(said.text)]
+            parts += [f"### {piece}", prose(said.text)]
             parts += [table(["setting", "type", "default"], rows)] if said.fields else []
     return "\n\n".join(parts) + "\n"
-
-
-def _composition(preset: object) -> str:
-    rows = []
-    for f in fields(preset):  # type: ignore[arg-type]
-        value = getattr(preset, f.name)
-        is_unsaid = value is None or value == () or (isinstance(value, bool | str) and value == f.default)
-        if f.name not in ("name", "paper") and not is_unsaid:
-            rows.append([f.name, f"`{value!r}`"])
-    return table(["part", "what it is"], rows)
 
 
 def error_classes() -> str:
@@ -188,16 +167,16 @@ def python() -> str:
         *(f"::: {path}\n    options:\n      heading_level: 2" for path in paths),
         "## Presets",
         f"{', '.join(f'`gnomon.{name}`' for name in presets)} are values of `gnomon.Algorithm`; `gnomon.PRESETS` has "
-        "all by name ([Algorithms](algorithms.md)).",
+        "all by name ([Algorithms](../algorithms.md)).",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "reference/algorithms.md": algorithms,
     "reference/commands.md": command_line,
     "reference/error-classes.md": error_classes,
     "reference/metrics.md": metrics,
+    "reference/pieces.md": pieces,
     "reference/python.md": python,
     "reference/rewards.md": rewards,
     "reference/rules.md": rules,

@@ -12,7 +12,7 @@ import tomli_w
 from gnomon.algorithms import (
     DAPO,
     GRPO,
-    PRESETS,
+    NAMED,
     SPO,
     Algorithm,
     Clip,
@@ -60,7 +60,7 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+@pytest.mark.parametrize("preset", NAMED.values(), ids=lambda a: a.name)
 def test_tables_are_exact(preset: Algorithm):
     """Every preset survives its table, through JSON and TOML as well."""
     table = to_table(preset)
@@ -306,14 +306,14 @@ def test_presets_are_found_however_they_are_written(written: str, name: str):
     note = f"algorithm = '{written}' is algorithm = '{name}'"
 
     assert resolve_with_notes(written) == resolve_with_notes({"preset": written})
-    assert resolve_with_notes(written) == Resolution(PRESETS[name], (note,))
+    assert resolve_with_notes(written) == Resolution(NAMED[name], (note,))
     assert resolve_with_notes(name).notes == ()
 
 
 def test_no_two_names_are_told_apart_by_spelling_alone():
     """Presets and pieces stay different when case and punctuation are gone; no piece is another library's name."""
     pieces = {piece for pieces in slots().values() for piece in pieces}
-    names = [*PRESETS, *pieces]
+    names = [*NAMED, *pieces]
 
     assert len({canonical(name) for name in names}) == len(names)
     assert [name for name in pieces if piece_of(name)] == []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gnomon.algorithms import (
-    PRESETS,
+    NAMED,
     AdvantageSum,
     Algorithm,
     Clip,
@@ -79,7 +79,7 @@ def test_names_that_mean_no_piece():
         find_piece("Truncatd")
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+@pytest.mark.parametrize("preset", NAMED.values(), ids=lambda a: a.name)
 def test_every_preset_has_its_formula(preset: Algorithm):
     """In LaTeX with all braces closed, and in plain text without a command or a brace of LaTeX left over."""
     for name, text in formula(preset).items():
@@ -92,7 +92,7 @@ def test_every_preset_has_its_formula(preset: Algorithm):
 def test_the_formula_of_a_composition_is_made_of_its_parts():
     """A choice of a normal form of each reward or of a sum; and a piece of one's own by its name and settings."""
     chosen = Where(RewardAtLeast(1.0, "is_right"), Normalized(PerReward(), "length"), Scaled(LeaveOneOut(), 0.5))
-    found = formula(replace(PRESETS["grpo"], advantage=AdvantageSum((Returns(), chosen)), correction=MaskedIS()))
+    found = formula(replace(NAMED["grpo"], advantage=AdvantageSum((Returns(), chosen)), correction=MaskedIS()))
 
     assert plain(found["advantage"]) == (
         "A_t = sum_(s >= t) 1^(s - t) x_s + { 1 / |o| [ sum_c omega_c [ (R - mean R_G) / (s_G + 10^-6) ]_(R = r_c) ] "
@@ -116,7 +116,7 @@ def test_the_command_prints_one_equation(capsys: pytest.CaptureFixture[str]):
         main(["algorithms", "--latex"])
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+@pytest.mark.parametrize("preset", NAMED.values(), ids=lambda a: a.name)
 def test_the_row_of_an_algorithm_is_its_table_and_notes(preset: Algorithm):
     """Without the notes it resolves to the algorithm again."""
     row = as_row(preset)

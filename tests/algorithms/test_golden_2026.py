@@ -237,3 +237,19 @@ def test_a_choice_of_tokens_survives_rounding(name: str):
     for sign in (-1, 1):
         moved = torch.nextafter(current, torch.full_like(current, sign * torch.inf))
         torch.testing.assert_close(slopes(moved), slopes(current), rtol=1e-4, atol=1e-9)
+
+
+def test_scalerl():
+    """Ratios 1.1, 3 (capped at 2), 0.9, 0.375 times a, a quarter each: the deviation is that of all four advantages.
+
+    A second prompt whose answers have one token each: the advantages are 0.5 and -0.5 twice, of deviation 1 / sqrt(3),
+    and a token of the first prompt weighs 1 / (2 * 4), one of the second 1 / (2 * 2).
+    """
+    loss, slopes = of({"preset": "scalerl", "surrogate.trust.cap": 2.0}, pair([1.0, 0.0]))
+    two = make_batch([1, 0, 1, 0], [[1, 1], [1, 1], [1], [1]], [0, 0, 1, 1], behavior=[*BEFORE, [-1.0], [-1.0]])
+    _, wide = of("scalerl", two, [*NOW, [-1.0, 0.0], [-1.0, 0.0]])
+    a = 0.5 / (1 / sqrt(3) + 1e-6)
+
+    assert slopes == approx([-1.1 * A / 4, -2 * A / 4, 0.9 * A / 4, 0.375 * A / 4])
+    assert loss == approx(value(slopes))
+    assert wide == approx([-1.1 * a / 8, -3 * a / 8, 0.9 * a / 8, 0.375 * a / 8, -a / 4, a / 4])

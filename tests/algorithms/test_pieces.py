@@ -11,8 +11,8 @@ from gnomon.algorithms import (
     GRPO,
     NAMED,
     P3O,
-    PRESETS,
     SPO,
+    Algorithm,
     Cap,
     Clip,
     ClippedSurrogate,
@@ -188,14 +188,13 @@ def test_values_out_of_range_are_refused(make: object, message: str):
 
 def test_presets_are_called_by_their_name():
     """The table's keys are the names, and each says its paper and, where one is needed, how it differs."""
-    assert all(name == preset.name and preset.paper for name, preset in PRESETS.items())
+    assert all(name == preset.name and preset.paper for name, preset in NAMED.items())
     assert set(NOTES) == set(NAMED)
 
 
-@pytest.mark.parametrize("algorithm", PRESETS.values(), ids=lambda a: a.name)
-def test_descriptions_say_everything(algorithm: object):
+@pytest.mark.parametrize("preset", NAMED.values(), ids=lambda a: a.name)
+def test_descriptions_say_everything(preset: Algorithm):
     """Name, paper, every piece, and every note, within 100 columns."""
-    preset = PRESETS[algorithm.name]
     text = describe(preset)
     joined = " ".join(text.split())
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from gnomon.algorithms import GRPO, OPO, P3O, PRESETS, SPO, Algorithm, Entropy, Kl, Prioritized, TrackerConfig, Updates
+from gnomon.algorithms import GRPO, NAMED, OPO, P3O, SPO, Algorithm, Entropy, Kl, Prioritized, TrackerConfig, Updates
 from gnomon.algorithms.validate import remarks
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda a: a.name)
+@pytest.mark.parametrize("preset", NAMED.values(), ids=lambda a: a.name)
 def test_there_is_nothing_to_remark_on_a_preset(preset: Algorithm):
     """Papers' own settings are no surprise."""
     assert remarks(preset) == ()

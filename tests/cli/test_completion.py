@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.algorithms import PRESETS
+from gnomon.algorithms import NAMED
 from gnomon.cli.completion import bash, every_verb, fish, zsh
 from gnomon.cli.main import VERBS, main
 
@@ -43,7 +43,7 @@ def completed(script: Path, *words: str) -> list[str]:
         (["train", "tiny", "--run"], {"--run-dir"}),
         (["train", "tiny", "learner.optimizer.learning_r"], {"learner.optimizer.learning_rate="}),
         (["train", "tiny", "algorithm", "=", "dap"], {"dapo"}),
-        (["train", "tiny", "algorithm", "="], set(PRESETS)),
+        (["train", "tiny", "algorithm", "="], set(NAMED)),
         (["train", "tiny", "steps", "=", "1"], set()),
         (["compare", "tiny", "--algorithms", "gsp"], {"gspo", "gspo-token"}),
         (["doctor", "--fail-on", ""], {"note", "warning", "severe"}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.algorithms import PRESETS, TruncatedIS
+from gnomon.algorithms import NAMED, TruncatedIS
 from gnomon.config.experiment import anchored, from_table, load, to_toml
 from gnomon.config.reading import built_in, read
 from gnomon.core.errors import ConfigError
@@ -24,7 +24,7 @@ def test_a_built_in_experiment_comes_back_from_its_record(name: str, tmp_path: P
     assert load(record).experiment == experiment
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", sorted(NAMED))
 def test_every_preset_comes_back_from_its_record(preset: str):
     """Choosing a name alone is enough, and its record says everything."""
     experiment = load("tiny", [f"algorithm={preset}"]).experiment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.algorithms import PRESETS
+from gnomon.algorithms import NAMED
 from gnomon.config.experiment import load, to_toml
 from gnomon.config.reading import built_in, check_names
 from gnomon.config.reference import as_names
@@ -131,7 +131,7 @@ def test_the_names_are_those_of_the_code():
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))
-@pytest.mark.parametrize("preset", [*PRESETS, "GRPO", "reinforce++", "A*-PO"])
+@pytest.mark.parametrize("preset", [*NAMED, "GRPO", "reinforce++", "A*-PO"])
 def test_no_right_name_is_refused(name: str, preset: str):
     """Every recipe with every preset, however it is spelled, passes."""
     check_names(name, [f"algorithm={preset}", "algorithm.num_generations=4"])

@@ -27,15 +27,18 @@ from torch import Tensor
 from gnomon.algorithms import (
     CISPO,
     DAPO,
+    EXPERT_ITERATION,
     GIGPO,
     GRPO,
     GSPO,
     GSPO_TOKEN,
     LITE_PPO,
+    LUFFY,
     P3O,
     PPO,
     PRESETS,
     SPO,
+    SRFT,
     AdvantageSum,
     Algorithm,
     Clip,
@@ -89,7 +92,7 @@ EXTRAS = (
         num_generations=2,
     ),
 )
-ALL = (*PRESETS.values(), *EXTRAS)
+ALL = (*PRESETS.values(), EXPERT_ITERATION, LUFFY, SRFT, *EXTRAS)
 every = pytest.mark.parametrize("algorithm", ALL, ids=lambda a: a.name)
 
 

@@ -94,7 +94,7 @@ def test_the_site_works_without_a_network(site: Path, pages: dict[Path, Links]):
         ("learning_rate", "configuration.html"),
         ("max_error_fraction", "configuration.html"),
         ("rollout/degenerate_group_fraction", "reference/metrics.html"),
-        ("ClippedSurrogate", "reference/algorithms.html"),
+        ("ClippedSurrogate", "reference/pieces.html"),
         ("--fail-on", "reference/commands.html"),
         ("gnomon.training.python_api.train", "reference/python.html"),
     ],

@@ -90,6 +90,7 @@ from gnomon.algorithms.presets import REINFORCE_PP as REINFORCE_PP
 from gnomon.algorithms.presets import REINFORCE_PP_BASELINE as REINFORCE_PP_BASELINE
 from gnomon.algorithms.presets import RLOO as RLOO
 from gnomon.algorithms.presets import SAPO as SAPO
+from gnomon.algorithms.presets import SCALERL as SCALERL
 from gnomon.algorithms.presets import SDFT as SDFT
 from gnomon.algorithms.presets import SDPO as SDPO
 from gnomon.algorithms.presets import SFT as SFT

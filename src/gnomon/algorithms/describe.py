@@ -13,7 +13,7 @@ from gnomon.algorithms.aliases import FORMER, piece_of
 from gnomon.algorithms.build import to_table
 from gnomon.algorithms.formulas import formula, plain
 from gnomon.algorithms.pieces import choices, members, slots
-from gnomon.algorithms.presets import NAMED, PRESETS
+from gnomon.algorithms.presets import NAMED
 from gnomon.algorithms.sections import ReferencePolicy
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError, unknown
@@ -25,6 +25,8 @@ NOTES: Mapping[str, tuple[str, ...]] = {
     for name, notes in _TABLE["notes"].items()
 }
 """Where a preset differs from its paper, its published code or other libraries, and why."""
+USES: Mapping[str, str] = _TABLE["use"]
+"""When one takes a preset."""
 
 WIDTH = 100
 _READING = (
@@ -36,13 +38,14 @@ _LABEL = 16
 
 def summary() -> str:
     """Return a line for each preset: its name, and the paper."""
-    widest = max(len(name) for name in PRESETS)
-    return "\n".join(f"{name:<{widest}}  {preset.paper}" for name, preset in PRESETS.items())
+    widest = max(len(name) for name in NAMED)
+    return "\n".join(f"{name:<{widest}}  {preset.paper}" for name, preset in NAMED.items())
 
 
 def describe(algorithm: Algorithm) -> str:
     """Return composition, defaults, paper, formula, and where a preset differs from its paper and why."""
-    lines = [algorithm.name, *_wrap("paper", algorithm.paper)]
+    use = USES.get(algorithm.name)
+    lines = [algorithm.name, *_wrap("paper", algorithm.paper), *(_wrap("when", use) if use else ())]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
         is_usual = isinstance(value, bool | str | ReferencePolicy) and value == f.default
@@ -64,7 +67,7 @@ def describe(algorithm: Algorithm) -> str:
 def notes_on(algorithm: Algorithm) -> tuple[str, ...]:
     """Return the notes of the preset that has the algorithm's name; none for a user's own.
 
-    >>> notes_on(PRESETS["dr-grpo"])[0].startswith("aggregate.length is the paper's budget of 3000 tokens.")
+    >>> notes_on(NAMED["dr-grpo"])[0].startswith("aggregate.length is the paper's budget of 3000 tokens.")
     True
     """
     return NOTES.get(algorithm.name, ())
@@ -100,7 +103,7 @@ class PieceText:
 def piece_text(cls: type) -> PieceText:
     """Return what there is to say about a piece.
 
-    >>> print(piece_text(PRESETS["spo"].tracker.__class__).fields["drift"].default)
+    >>> print(piece_text(NAMED["spo"].tracker.__class__).fields["drift"].default)
     "replayed"
     """
     hints = get_type_hints(cls)

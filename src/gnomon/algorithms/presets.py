@@ -480,6 +480,17 @@ FIPO = replace(
     correction=FutureInfluence(),
 )
 
+SCALERL = replace(
+    CISPO,
+    name="scalerl",
+    paper="The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786",
+    advantage=Normalized(GroupRelative(scale="none"), over="batch"),
+    ratio=Ratio(anchor="behavior"),
+    aggregate=TokenMean("group"),
+    num_generations=16,
+    keep=Informative(),
+)
+
 PRESETS: Mapping[str, Algorithm] = {
     preset.name: preset for preset in list(globals().values()) if isinstance(preset, Algorithm)
 }

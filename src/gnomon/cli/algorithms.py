@@ -45,11 +45,11 @@ def _latex(name: str) -> str:
 
 def _everything() -> tuple[dict[str, Any], str]:
     """Return all presets as JSON, and presets and pieces as text."""
-    from gnomon.algorithms import PRESETS
+    from gnomon.algorithms import NAMED
     from gnomon.algorithms.describe import as_row, pieces_summary, summary
 
     heading = "The pieces, by the part of an algorithm that they may be; `gnomon algorithms PIECE` says what one does."
-    rows = {name: as_row(algorithm) for name, algorithm in PRESETS.items()}
+    rows = {name: as_row(algorithm) for name, algorithm in NAMED.items()}
     return rows, f"{summary()}\n\n{heading}\n\n{pieces_summary()}"
 
 

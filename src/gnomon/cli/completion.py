@@ -86,7 +86,7 @@ def _option(verb: str, action: argparse.Action, known: Mapping[str, tuple[str, .
 
 def _names() -> dict[str, tuple[str, ...]]:
     """Return the names that arguments may have, by argument."""
-    from gnomon.algorithms import PRESETS
+    from gnomon.algorithms import NAMED
     from gnomon.config.reading import built_in
     from gnomon.config.reference import kinds, settings
     from gnomon.tasks.benchmarks import BENCHMARKS
@@ -94,7 +94,7 @@ def _names() -> dict[str, tuple[str, ...]]:
     keys = [setting.key for setting in settings() if ".N" not in setting.key]
     return {
         "experiment": tuple(sorted(built_in())),
-        "algorithms": tuple(PRESETS),
+        "algorithms": tuple(NAMED),
         "rewards": tuple(kinds("rewards")),
         "tasks": (*kinds("task"), *BENCHMARKS),
         "settings": tuple(dict.fromkeys(keys)),

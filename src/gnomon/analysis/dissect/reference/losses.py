@@ -84,9 +84,9 @@ def from_behavior(response: Response) -> Vector:
     return response.current - response.behavior
 
 
-def policy_gradient() -> Pusher:
-    """-sg[rho] A log current, rho = current / behavior without a bound; c = rho A (IPO, DPPO, FlashREINFORCE)."""
-    return _score(from_behavior, lambda trusted: np.inf)
+def policy_gradient(cap: float = np.inf) -> Pusher:
+    """-sg[min(rho, cap)] A log current, rho = current / behavior; without a cap, c = rho A (IPO, DPPO)."""
+    return _score(from_behavior, lambda trusted: cap)
 
 
 def bounded_cap(both: bool = False) -> Pusher:

@@ -59,6 +59,7 @@ from gnomon.analysis.dissect.reference.terms import (
     covariance_kl,
     leash,
     positive_nll,
+    prompt_mean,
     reference_k2,
     sequence_mean,
     sequence_sum,
@@ -182,5 +183,6 @@ ORACLES: Mapping[str, Oracle] = {
     "bapo": Oracle(_group, balanced_clip(0.5, (0.6, 0.9), (1.2, 3.0), 0.05), token_mean),
     "fipo": Oracle(_group, clip(0.2, 0.28, dual=10.0), token_mean, factors=future_influence(32.0, 1.0, 1.2, 10.0)),
     "cfpo": Oracle(_group, quadratic_penalty(0.2), sequence_mean),
+    "scalerl": Oracle(over_batch(_centered), policy_gradient(5.0), prompt_mean),
 }
 """A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""

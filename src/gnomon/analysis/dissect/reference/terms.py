@@ -18,6 +18,15 @@ def token_mean(responses: Sequence[Response]) -> list[float]:
     return [1 / max(sum(len(r) for r in responses), 1)] * len(responses)
 
 
+def prompt_mean(responses: Sequence[Response]) -> list[float]:
+    """1 / (P N_p), P prompts with a trained token, N_p the trained tokens of a prompt's responses (ScaleRL)."""
+    tokens: dict[int, int] = {}
+    for r in responses:
+        tokens[r.group] = tokens.get(r.group, 0) + len(r)
+    count = max(sum(n > 0 for n in tokens.values()), 1)
+    return [1 / (count * max(tokens[r.group], 1)) for r in responses]
+
+
 def sequence_mean(responses: Sequence[Response]) -> list[float]:
     """1 / (B L), B responses with a trained token, L the response's own."""
     count = max(sum(len(r) > 0 for r in responses), 1)
