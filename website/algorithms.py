@@ -30,6 +30,8 @@ differs from it. This is a likeness of formulas, not who invented what from whom
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 CLAIM = re.compile(r"\| \[(.+?)\]\(\.\./experiments/(\w+)/README\.md\) \(`\w+`\) \| ([a-z ]+) \|")
 
+COST = re.compile(r"\| ([\w-]+) \| x grpo \| ([\d.]+) \| ([\d. to]+) \|")
+
 
 def parts(algorithm: Algorithm) -> dict[str, object]:
     """Return what an algorithm is made of: its fields without name and paper, as far as they say something."""
@@ -82,7 +84,15 @@ def claims() -> dict[str, list[str]]:
     return found
 
 
-def section(name: str, parent: str | None, tested: list[str]) -> Iterator[str]:
+def costs() -> dict[str, str]:
+    """Return what an update cost against GRPO's on the same rows, by preset, as the newest growth table has it."""
+    newest = max((ROOT / "benchmarks" / "results").glob("*-growth-*.md"))
+    rows = COST.findall(newest.read_text(encoding="utf-8"))
+    where = f"[growth table](../benchmarks/results/{newest.name})"
+    return {name: f"{median} times GRPO's update on the same rows ({spread}; {where})" for name, median, spread in rows}
+
+
+def section(name: str, parent: str | None, tested: list[str], cost: str | None) -> Iterator[str]:
     """Yield the paragraphs of a preset."""
     preset = NAMED[name]
     yield f"## {name}"
@@ -97,13 +107,15 @@ def section(name: str, parent: str | None, tested: list[str]) -> Iterator[str]:
         yield "**Where it differs, and why.**"
         yield "\n".join(f"- {note}" for note in NOTES[name])
     yield "**Tested by** " + (", ".join(tested) + "." if tested else "no claim of [experiments](claims.md).")
+    if cost is not None:
+        yield f"**Cost.** {cost}."
 
 
 def page() -> str:
     """Return docs/algorithms.md."""
-    parent, tested = family(), claims()
+    parent, tested, cost = family(), claims(), costs()
     listed = table(["preset", "when"], ([f"[{name}](#{name})", USES[name]] for name in NAMED))
-    sections = (text for name in NAMED for text in section(name, parent[name], tested[name]))
+    sections = (text for name in NAMED for text in section(name, parent[name], tested[name], cost.get(name)))
     return "\n\n".join([OPENING.rstrip(), listed, *sections]) + "\n"
 
 
