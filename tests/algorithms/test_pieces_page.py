@@ -1,14 +1,12 @@
 """docs/pieces.md: each example is a piece that passes its trial, and each protocol is the one of the messages."""
 
 import re
-from inspect import isfunction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from gnomon.algorithms.build import with_function
+from gnomon.algorithms import Algorithm, resolve
 from gnomon.algorithms.piece_checks import FORMS
 from gnomon.testing import loss_and_gradient, make_batch, try_pieces
 
@@ -16,17 +14,17 @@ PAGE = (Path(__file__).parents[2] / "docs" / "pieces.md").read_text(encoding="ut
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n.*?```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 
 
-def made(title: str) -> Any:
-    """Return the algorithm of an example."""
-    names: dict[str, Any] = {"__name__": f"example_{title.split()[0].lower()}"}
-    exec(EXAMPLES[title], names)
-    return with_function(names["MINE"]) if isfunction(names["MINE"]) else names["MINE"]
+def made(title: str, folder: Path) -> Algorithm:
+    """Return the algorithm of an example, from a file as a user has it."""
+    file = folder / "mine.py"
+    file.write_text(EXAMPLES[title], encoding="utf-8")
+    return resolve(f"{file}:MINE")
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
-def test_an_example_passes_its_trial(title: str):
+def test_an_example_passes_its_trial(title: str, tmp_path: Path):
     """As it is printed, on the made batch of `gnomon plan`."""
-    try_pieces(made(title))
+    try_pieces(made(title, tmp_path))
 
 
 def test_every_protocol_is_on_the_page():
@@ -35,9 +33,9 @@ def test_every_protocol_is_on_the_page():
 
 
 @pytest.mark.parametrize("cuts", [[[0], [1], [2], [3]], [[0, 3], [1, 2]]])
-def test_a_threshold_of_the_step_is_one_in_any_cuts(cuts: list[list[int]]):
+def test_a_threshold_of_the_step_is_one_in_any_cuts(cuts: list[list[int]], tmp_path: Path):
     """Of eight tokens the two farthest are left out of the loss, in any micro-batches alike."""
-    algorithm = made("Statistics of the step")
+    algorithm = made("Statistics of the step", tmp_path)
     far = torch.tensor([[0.05, 0.1], [0.15, 0.1], [1.0, 0.05], [0.1, 3.0]], dtype=torch.float64)
     batch = make_batch([1.0, 0.0, 1.0, 0.0], [[1, 1]] * 4, advantages=[[1.0, 1.0], [-1.0, -1.0]] * 2)
     whole, slope = loss_and_gradient(algorithm, batch, batch.behavior + far)

@@ -13,7 +13,7 @@ from gnomon.algorithms import PRESETS, Algorithm, LossInputs, PolicyGradient
 from gnomon.algorithms.protocols import PieceResult
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.metrics import Metrics
-from gnomon.core.types import GIVEN, TOKEN_FIELDS, Batch
+from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.testing import make_batch
 
 # A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
@@ -32,7 +32,7 @@ class Drawn:
 
 @st.composite
 def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Drawn:
-    """Draw groups of 1 to 4 responses of 1 to 5 tokens with holes, some ungraded or given, four policies and a critic.
+    """Draw groups of 1 to 4 responses of 1 to 5 tokens with holes, some ungraded, four policies and a critic.
 
     wild: some have probabilities from e^-35 to nearly 1, and policies that are up to 30 nats apart.
     """
@@ -63,7 +63,6 @@ def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Draw
         baseline=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         bootstrap=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         is_truncated=[draw(st.booleans()) for _ in group],
-        version=[draw(st.sampled_from([0, 0, 0, GIVEN])) for _ in group],
         component_rewards=[[r or 0.0, draw(st.sampled_from([0.0, 1.0]))] for r in rewards],
         components=("a", "b"),
         component_weights=(1.0, 0.5),

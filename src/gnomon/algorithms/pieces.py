@@ -17,6 +17,7 @@ from gnomon.algorithms.advantage_algebra import (
     Where,
 )
 from gnomon.algorithms.advantages import (
+    Accepted,
     ConstantAdvantage,
     GroupRelative,
     LeaveOneOut,
@@ -67,6 +68,7 @@ from gnomon.core.errors import ConfigError, unknown
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
     Advantage: (
+        Accepted,
         ConstantAdvantage,
         GroupRelative,
         LeaveOneOut,
