@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.tasks.templates import CHATML, GEMMA, LLAMA, MISTRAL, PLAIN, QWEN, R1, VICUNA, tokenizer_of
 
-from gnomon.core.errors import DatasetError
+from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Task
 from gnomon.models.tokenizer import Tokenizer
+from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.base import Further
 from gnomon.tasks.build import Split, build_split
 from gnomon.tasks.chat import ChatRenderer
@@ -106,7 +107,8 @@ def split_of(folder: Path, tokenizer: Tokenizer, *given: dict[str, Any], **setti
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     renderer = ChatRenderer(tokenizer)
-    return build_split(TableTask(str(path), **settings), HeldOut(size=0), renderer, is_supervised=True)
+    answers = settings.pop("answers", "data")
+    return build_split(TableTask(str(path), **settings), HeldOut(size=0), renderer, answers=answers)
 
 
 REASONED = {"role": "assistant", "content": "<think>hm hm</think>Bene."}
@@ -235,3 +237,81 @@ def test_a_prompt_in_pieces_is_the_prompt(template: str | None):
     said = tokenizer.spelled((*before, *tokenizer.encode_plain("Bene."), *after))
     assert said == tokenizer.spelled(renderer(text.replace("@", "Bene.")))
     assert renderer.pieces("Salve!", Further(), "@") == (renderer("Salve!"),)
+
+
+SAID = {"prompt": "Salve!", "chosen": "Salve et tu.", "rejected": "Quis es?"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        SAID,
+        {"prompt": [ASK], "chosen": [SAY], "rejected": [{"role": "assistant", "content": "Quis es?"}]},
+        {"chosen": [ASK, SAY], "rejected": [ASK, {"role": "assistant", "content": "Quis es?"}]},
+        {"prompt": "another", "chosen": [ASK, SAY], "rejected": [ASK, {"role": "assistant", "content": "Quis es?"}]},
+        {
+            "chosen": [{"from": "human", "value": "Salve!"}, {"from": "gpt", "value": "Salve et tu."}],
+            "rejected": [{"from": "human", "value": "Salve!"}, {"from": "gpt", "value": "Quis es?"}],
+        },
+    ],
+    ids=["texts", "messages", "conversations", "conversations beside a prompt", "ShareGPT"],
+)
+def test_both_answers_of_a_pair_stand_behind_one_question(row: dict[str, Any], tmp_path: Path):
+    """TRL's forms: the ids of the question as an engine is asked, and of each answer with its end of turn."""
+    (task,) = rows(tmp_path, row, answers="pairs")
+
+    assert task.prompt == ChatRenderer(TOKENIZER)((ASK,))
+    assert trained(TOKENIZER, task.response, task.mask) == ["Salve et tu.<|im_end|>"]
+    assert trained(TOKENIZER, task.contrast, task.contrast_mask) == ["Quis es?<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "Salve!", "chosen": "a"}, "rejected: missing; the row has prompt, chosen"),
+        ({"prompt": "Salve!", "rejected": "a"}, "chosen: missing; the row has prompt, rejected"),
+        ({**SAID, "rejected": "Salve et tu."}, "rejected: is the same as chosen"),
+        ({**SAID, "rejected": " "}, "rejected: an answer begins and ends with an assistant's message that has text"),
+        ({**SAID, "rejected": 4}, "rejected: must be text or a list of messages, got 4"),
+        (
+            {"chosen": [AGAIN, SAY], "rejected": [ASK, SAY]},
+            "chosen: an answer begins and ends with",
+        ),
+    ],
+)
+def test_a_row_that_prefers_nothing_is_refused(row: dict[str, Any], said: str, tmp_path: Path):
+    """The message names row, column and flaw."""
+    with pytest.raises(DatasetError, match=re.escape(said)):
+        rows(tmp_path, row, answers="pairs")
+
+
+def test_a_labelled_answer_is_read_with_that_of_another_row(tmp_path: Path):
+    """Reward 1 or -1 for the row's own, none for the other's, which stands behind the same question."""
+    given = [{"prompt": f"Salve {n}!", "completion": f"Salve {n} et tu.", "label": n != 2} for n in range(4)]
+
+    found = rows(tmp_path, *given, answers="labels")
+
+    assert [task.given_rewards for task in found] == [(1, None), (1, None), (-1, None), (1, None)]
+    assert trained(TOKENIZER, found[1].response, found[1].mask) == ["Salve 1 et tu.<|im_end|>"]
+    assert trained(TOKENIZER, found[1].contrast, found[1].contrast_mask) == ["Salve 3 et tu.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([{"prompt": "Salve!", "completion": "a", "label": "good"}] * 2, "label: must be true or false, got 'good'"),
+        ([{"prompt": "Salve!", "completion": "a"}] * 2, "label: must be true or false, got None"),
+        ([{"prompt": "Salve!", "label": True}] * 2, "completion: missing; the row has prompt, label"),
+        ([{"prompt": "Salve!", "completion": "a", "label": True}], "each row is read with another row's answer"),
+    ],
+)
+def test_a_row_without_a_label_is_refused(given: list[dict[str, Any]], said: str, tmp_path: Path):
+    """The message names row, column and flaw; one row has no other."""
+    with pytest.raises((ConfigError, DatasetError), match=re.escape(said)):
+        rows(tmp_path, *given, answers="labels")
+
+
+def test_tasks_without_pairs_are_refused():
+    """A generator has one answer to a question."""
+    with pytest.raises(ConfigError, match="'arithmetic' has no chosen and rejected; set task to a table"):
+        build_split(ArithmeticTask(), HeldOut(size=0), ChatRenderer(TOKENIZER), answers="pairs")

@@ -54,6 +54,7 @@ from gnomon.algorithms.presets import CISPO as CISPO
 from gnomon.algorithms.presets import CLIP_COV as CLIP_COV
 from gnomon.algorithms.presets import DAPO as DAPO
 from gnomon.algorithms.presets import DECOUPLED_PPO as DECOUPLED_PPO
+from gnomon.algorithms.presets import DPO as DPO
 from gnomon.algorithms.presets import DPPO as DPPO
 from gnomon.algorithms.presets import DPPO_KL as DPPO_KL
 from gnomon.algorithms.presets import DR_GRPO as DR_GRPO
@@ -69,7 +70,9 @@ from gnomon.algorithms.presets import GSPO_TOKEN as GSPO_TOKEN
 from gnomon.algorithms.presets import HIGH_ENTROPY as HIGH_ENTROPY
 from gnomon.algorithms.presets import ICEPOP as ICEPOP
 from gnomon.algorithms.presets import IPO as IPO
+from gnomon.algorithms.presets import IPO_PREFERENCE as IPO_PREFERENCE
 from gnomon.algorithms.presets import KL_COV as KL_COV
+from gnomon.algorithms.presets import KTO as KTO
 from gnomon.algorithms.presets import LITE_PPO as LITE_PPO
 from gnomon.algorithms.presets import LUFFY as LUFFY
 from gnomon.algorithms.presets import LUSPO as LUSPO
@@ -141,6 +144,8 @@ from gnomon.algorithms.surrogates import Distillation as Distillation
 from gnomon.algorithms.surrogates import GeometricClip as GeometricClip
 from gnomon.algorithms.surrogates import GivenShaping as GivenShaping
 from gnomon.algorithms.surrogates import PolicyGradient as PolicyGradient
+from gnomon.algorithms.surrogates import PreferenceLoss as PreferenceLoss
+from gnomon.algorithms.surrogates import ProspectLoss as ProspectLoss
 from gnomon.algorithms.surrogates import QuadraticPenalty as QuadraticPenalty
 from gnomon.algorithms.surrogates import Regression as Regression
 from gnomon.algorithms.surrogates import SigmoidGate as SigmoidGate

@@ -83,7 +83,9 @@ class Composition:
         demonstrated: Whether one of a prompt's ``num_generations`` responses is the dataset's own answer, judged as the
             others are. No policy sampled it: its behavior has probability 1, and measures of mismatch leave it out.
         samples: Whose responses are trained on: those that the "policy" samples, or the dataset's own answers ("data"),
-            which is supervised fine-tuning: no engine, no reward, and the loss is their negative log-likelihood.
+            which is supervised fine-tuning: no engine, no reward, and the loss is their negative log-likelihood;
+            or the chosen and the rejected answer of each row ("pairs"), with rewards 1 and 0; or an answer with its
+            label, reward 1 or -1, and another row's beside it without a reward ("labels").
     """
 
     name: str
@@ -108,12 +110,19 @@ class Composition:
     scope: Literal["step", "micro_batch", "lagged"] = "step"
     routing: Literal["free", "proximal", "behavior"] = "free"
     demonstrated: bool = False
-    samples: Literal["policy", "data"] = "policy"
+    samples: Literal["policy", "data", "pairs", "labels"] = "policy"
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the dataset's own answers are trained on."""
-        return self.samples == "data"
+        """Whether the dataset's own answers are trained on, and none is sampled."""
+        return self.samples != "policy"
+
+    @property
+    def dataset_answers(self) -> Literal["", "data", "pairs", "labels"]:
+        """Which answers a row of the dataset has to give."""
+        if self.samples == "policy":
+            return "data" if self.demonstrated else ""
+        return self.samples
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -60,6 +60,8 @@ from gnomon.algorithms.surrogates import (
     GeometricClip,
     GivenShaping,
     PolicyGradient,
+    PreferenceLoss,
+    ProspectLoss,
     QuadraticPenalty,
     Regression,
     SigmoidGate,
@@ -98,6 +100,8 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
         Regression,
         Distillation,
         GivenShaping,
+        PreferenceLoss,
+        ProspectLoss,
     ),
     RatioBound: (Clip, Cap, EssCap, GammaKernel, Unbounded),
     Correction: (

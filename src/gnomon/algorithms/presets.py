@@ -52,6 +52,8 @@ from gnomon.algorithms.surrogates import (
     GeometricClip,
     GivenShaping,
     PolicyGradient,
+    PreferenceLoss,
+    ProspectLoss,
     QuadraticPenalty,
     Regression,
     SigmoidGate,
@@ -564,6 +566,36 @@ SRFT = Algorithm(
     demonstrated=True,
 )
 
-_OTHERS = (SFT, SDFT, SDPO, EXPERT_ITERATION, RAFT, LUFFY, SRFT)
+DPO = Algorithm(
+    name="dpo",
+    paper="Direct Preference Optimization, arXiv 2305.18290",
+    advantage=GroupRelative(scale="none"),
+    ratio=Ratio(anchor="reference", level="sequence_product", clamp=math.inf),
+    surrogate=PreferenceLoss(),
+    aggregate=SequenceMean(),
+    num_generations=2,
+    samples="pairs",
+)
+"""The chosen and the rejected answer of each row: the chosen one gains on the reference."""
+
+IPO_PREFERENCE = replace(
+    DPO,
+    name="ipo-preference",
+    paper="A General Theoretical Paradigm to Understand Learning from Human Preferences (IPO), arXiv 2310.12036",
+    surrogate=PreferenceLoss(loss="squared"),
+)
+"""As `DPO`, until the chosen answer has gained 1 / (2 beta) nats more than the other."""
+
+KTO = replace(
+    DPO,
+    name="kto",
+    paper="KTO: Model Alignment as Prospect Theoretic Optimization, arXiv 2402.01306",
+    advantage=Returns(),
+    surrogate=ProspectLoss(),
+    samples="labels",
+)
+"""Each row's answer with its label, and beside it another row's answer, which only measures the KL."""
+
+_OTHERS = (SFT, SDFT, SDPO, EXPERT_ITERATION, RAFT, LUFFY, SRFT, DPO, IPO_PREFERENCE, KTO)
 NAMED: Mapping[str, Algorithm] = {**PRESETS, **{other.name: other for other in _OTHERS}}
 """All algorithms that have a name: also those that no recorded batch of log-probabilities has enough for."""

@@ -1,16 +1,18 @@
 """Ratio and advantage to a loss for each token."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratio_bounds import Clip, RatioBound
 from gnomon.algorithms.ratios import Statistics, average, fraction, masked
 from gnomon.algorithms.regularizers import exact_kl
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.core.metrics import Last, Max, Metrics
+from gnomon.core.metrics import Last, Max, Mean, Metrics
 
 ROUNDING = 1e-6
 
@@ -374,6 +376,132 @@ class Distillation:
         nothing = fraction(torch.zeros_like(mask), mask)
         measured = {"loss/clipped_fraction": nothing, "loss/kl_teacher_nats": average(kl, mask)}
         return view.advantages * kl, Metrics.of(measured)
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """Of two answers to a question, the one with the positive advantage shall gain more on the reference.
+
+    m is the log-ratio to the reference of the chosen answer less that of the other. "logistic" is -(1 - s) log
+    sigmoid(beta m) - s log sigmoid(-beta m), s the ``smoothing``; "squared" is (m - 1 / (2 beta))^2, which stops at a
+    margin; "hinge" is max(0, 1 - beta m). Both answers carry their pair's loss, so `SequenceMean` is the mean over
+    pairs, and m is summed over the step before the first cut: a pair may be cut. Two equal rewards have no gradient.
+
+    Attributes:
+        beta: > 0, per nat. Needs Ratio(anchor="reference") over sequences; level "sequence" is the mean of tokens.
+        loss: Which of the three.
+        smoothing: Share of pairs that are labelled wrongly, in [0, 0.5); for "logistic".
+
+    Source: DPO, arXiv 2305.18290, eq. 7; IPO, arXiv 2310.12036, eq. 17; SLiC-HF, arXiv 2305.10425; cDPO for smoothing.
+    """
+
+    beta: float = 0.1
+    loss: Literal["logistic", "squared", "hinge"] = "logistic"
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_share = self.smoothing == 0 or (self.loss == "logistic" and 0 <= self.smoothing < 0.5)
+        check_bounds(
+            "PreferenceLoss",
+            self,
+            beta=(self.beta > 0, "> 0"),
+            smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"'),
+        )
+
+    def terms(self, view: LossInputs) -> dict[str, Tensor]:
+        """Return each token's share of its pair's margin, and the pair."""
+        length = view.batch.mask.sum(1, keepdim=True).clamp(min=1)
+        group = view.batch.group[:, None].expand_as(view.batch.mask)
+        return {"pair_margin": view.advantages.sign() * view.log_ratio.double() / length, "pair_group": group}
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the loss of each token, how many pairs are in order, and their margin."""
+        mask, side = view.batch.mask, view.advantages.sign()
+        share, group = view.statistics.values("pair_margin"), view.statistics.values("pair_group")
+        most = int(view.batch.group.max()) + 1
+        margins = torch.bincount(group.long(), share, minlength=most)[view.batch.group]
+        margin = margins.to(view.log_ratio.dtype)[:, None].expand_as(mask)
+        moving = margin + side * (view.log_ratio - view.log_ratio.detach())
+        loss = self._of(moving)
+        # Each answer has its own half of the gradient, and the mean is over both.
+        loss = 2 * loss - loss.detach()
+        weight = mask / mask.sum(1, keepdim=True).clamp(min=1)
+        rows = float(weight.sum())
+        measured = {
+            "loss/clipped_fraction": fraction(torch.zeros_like(mask), mask),
+            "loss/preference_accuracy": Mean(float((weight * (margin > 0)).sum()), rows),
+            "loss/preference_margin_nats": Mean(float((weight * margin).sum()), rows),
+        }
+        return loss, Metrics.of(measured)
+
+    def _of(self, margin: Tensor) -> Tensor:
+        if self.loss == "squared":
+            return (margin - 1 / (2 * self.beta)).square()
+        if self.loss == "hinge":
+            return (1 - self.beta * margin).clamp(min=0)
+        wrong, right = (functional.logsigmoid(side * self.beta * margin) for side in (-1, 1))
+        return -(1 - self.smoothing) * right - self.smoothing * wrong
+
+
+@dataclass(frozen=True)
+class ProspectLoss:
+    """An answer with a label alone: a desired one shall gain on the reference, an undesired one lose.
+
+    lambda (1 - sigmoid(+-beta (d - z))), d the log-ratio to the reference, z = max(0, mean of d over answers to other
+    questions), which estimates KL(current || reference) and has no gradient. The sign is that of the advantage. Rows
+    without a reward are those other answers (`Composition.samples` "labels"): they have no loss, and the mean is over
+    labelled rows.
+
+    Attributes:
+        beta: > 0, per nat. Needs Ratio("reference", "sequence_product", clamp=inf).
+        desired, undesired: Lambda of each kind, >= 0; their ratio may balance the numbers of both.
+
+    Source: KTO, arXiv 2402.01306, eq. 8.
+    """
+
+    beta: float = 0.1
+    desired: float = 1.0
+    undesired: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "ProspectLoss",
+            self,
+            beta=(self.beta > 0, "> 0"),
+            desired=(self.desired >= 0, ">= 0"),
+            undesired=(self.undesired >= 0, ">= 0"),
+        )
+
+    def terms(self, view: LossInputs) -> dict[str, Tensor]:
+        """Return each token's share of a row, of those with a label, and of the others' log-ratios."""
+        row = 1 / view.batch.mask.sum(1, keepdim=True).clamp(min=1).double().expand_as(view.batch.mask)
+        labelled = view.batch.is_graded[:, None]
+        return {
+            "prospect_rows": row,
+            "prospect_labelled": row * labelled,
+            "prospect_gain": torch.where(labelled, 0.0, view.log_ratio.double() * row),
+        }
+
+    def __call__(self, view: LossInputs) -> PieceResult:
+        """Return the loss of each token, the KL, and how much each kind gained."""
+        mask, labelled = view.batch.mask, view.batch.is_graded[:, None]
+        rows, count, gain = (view.statistics.total(f"prospect_{name}") for name in ("rows", "labelled", "gain"))
+        kl = max(0.0, gain / max(rows - count, 1.0))
+        side = view.advantages.sign()
+        weight = torch.where(side > 0, self.desired, self.undesired) * labelled * rows / max(count, 1.0)
+        loss = weight * (1 - torch.sigmoid(side * self.beta * (view.log_ratio - kl)))
+        share = mask * labelled / mask.sum(1, keepdim=True).clamp(min=1)
+
+        def mean(chosen: Tensor) -> Mean:
+            return Mean(float((share * chosen * view.log_ratio.detach()).sum()), float((share * chosen).sum()))
+
+        measured = {
+            "loss/clipped_fraction": fraction(torch.zeros_like(mask), mask),
+            "loss/preference_kl_nats": Last(kl),
+            "loss/preference_desired_nats": mean(side > 0),
+            "loss/preference_undesired_nats": mean(side < 0),
+        }
+        return loss, Metrics.of(measured)
 
 
 def ratio_metrics(view: LossInputs) -> Metrics:

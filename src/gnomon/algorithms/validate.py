@@ -36,6 +36,8 @@ from gnomon.algorithms.surrogates import (
     GeometricClip,
     GivenShaping,
     PolicyGradient,
+    PreferenceLoss,
+    ProspectLoss,
     Regression,
     SigmoidGate,
 )
@@ -164,6 +166,7 @@ _TOKEN_LEVEL = Fix("ratio.level", "token")
 _TO_PROXIMAL, _TO_BEHAVIOR = Fix("ratio.anchor", "proximal"), Fix("ratio.anchor", "behavior")
 _NO_AVERAGE = Fix("proximal", None)
 _FIRST_REFERENCE = Fix("reference", ReferencePolicy())
+_SAMPLED = Fix("samples", "policy")
 _TRACKER, _CRITIC = Fix("tracker", TrackerConfig()), Fix("critic", CriticConfig())
 
 
@@ -190,6 +193,7 @@ def refusals(algorithm: Composition) -> list[Refusal]:
         _ess,
         _surrogate,
         _regression,
+        _preference,
         _critic,
         _policies,
         _prompts,
@@ -265,7 +269,7 @@ def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refu
 def _ratio(algorithm: Composition) -> Iterator[Refusal]:
     ratio, surrogate = algorithm.ratio, algorithm.surrogate
     # A detached weight of a response leaves each token its own slope, which any mean may count.
-    is_free = isinstance(surrogate, Regression | PolicyGradient)
+    is_free = isinstance(surrogate, Regression | PreferenceLoss | ProspectLoss | PolicyGradient)
     if ratio.level != "token" and isinstance(algorithm.aggregate, TokenMean) and not is_free:
         yield _refuse(
             f"a ratio of level '{ratio.level}' says one thing about a whole response, but TokenMean counts tokens",
@@ -334,7 +338,7 @@ def _regression(algorithm: Composition) -> Iterator[Refusal]:
             "Regression compares the whole response's log-ratio to the reference with its advantage",
             Fix("ratio", Ratio("reference", "sequence_product", inf)),
         )
-    if not regresses and ratio.anchor == "reference":
+    if not regresses and ratio.anchor == "reference" and not isinstance(algorithm.surrogate, _COMPARES):
         yield _refuse(
             f"a ratio to the reference is no importance weight, but {type(algorithm.surrogate).__name__} takes it so",
             _TO_PROXIMAL,
@@ -350,6 +354,36 @@ def _regression(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse(
             "Regression aims at r - v in rewards, which a scale would change", Fix("advantage.normalize", False)
         )
+
+
+_COMPARES = PreferenceLoss | ProspectLoss
+
+
+def _preference(algorithm: Composition) -> Iterator[Refusal]:
+    surrogate, ratio, name = algorithm.surrogate, algorithm.ratio, type(algorithm.surrogate).__name__
+    if algorithm.samples == "pairs" and not isinstance(surrogate, PreferenceLoss):
+        yield _refuse(
+            "samples = 'pairs' has a chosen and a rejected answer", Fix("surrogate", PreferenceLoss()), _SAMPLED
+        )
+    if (algorithm.samples == "labels") != isinstance(surrogate, ProspectLoss):
+        yield _refuse(
+            "answers with a label (samples = 'labels') are what ProspectLoss judges, and nothing else does",
+            Fix("surrogate", ProspectLoss()),
+            Fix("samples", "labels"),
+            _SAMPLED,
+        )
+    if not isinstance(surrogate, _COMPARES):
+        return
+    if ratio.anchor != "reference" or ratio.level not in ("sequence", "sequence_product"):
+        yield _refuse(
+            f"{name} compares log-ratios of whole responses to the reference",
+            Fix("ratio", Ratio("reference", "sequence_product", inf)),
+        )
+    usual = (_SEQUENCE_MEAN, Fix("num_generations", 2))
+    sampled = (Fix("updates", Updates()), _NO_CORRECTION, Fix("mask_truncated", False), Fix("demonstrated", False))
+    for fix in usual if algorithm.is_supervised else (*usual, *sampled):
+        if getattr(algorithm, fix.path) != fix.value:
+            yield _refuse(f"{name} has one loss for a pair of answers, which one update sees whole", fix)
 
 
 def _critic(algorithm: Composition) -> Iterator[Refusal]:
@@ -491,12 +525,20 @@ _SUPERVISED: tuple[Fix, ...] = (
 """What the dataset's answers leave to choose: nothing but how the losses of tokens are added up."""
 
 
+_PAIRED = {"pairs": "dpo", "labels": "kto"}
+
+
 def _data(algorithm: Composition) -> Iterator[Refusal]:
-    others = [fix for fix in _SUPERVISED if getattr(algorithm, fix.path) != fix.value]
+    left = (
+        ("advantage", "ratio", "surrogate", "num_generations", "regularizers") if algorithm.samples in _PAIRED else ()
+    )
+    fixed = (fix for fix in _SUPERVISED if fix.path not in left)
+    others = [fix for fix in fixed if getattr(algorithm, fix.path) != fix.value]
     if algorithm.is_supervised and others:
+        named = _PAIRED.get(algorithm.samples, "sft")
         yield _refuse(
-            "samples = 'data' trains on the dataset's answers, which nobody sampled and nothing judges (algorithm = "
-            f'"sft"), and {", ".join(fix.path for fix in others)} is about sampled ones',
+            f"samples = '{algorithm.samples}' trains on the dataset's answers, which nobody sampled and nothing judges "
+            f'(algorithm = "{named}"), and {", ".join(fix.path for fix in others)} is about sampled ones',
             *(others if len(others) == 1 else ()),
-            Fix("samples", "policy"),
+            _SAMPLED,
         )

@@ -157,13 +157,17 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
         yield f"{said[:1].upper()}{said[1:]}."
 
 
+_LIKELIHOOD = "whose mean negative log-likelihood is the loss"
+
+
 def _rows(asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
     """Yield what a step trains on, where that is the dataset's own answers."""
     row = asked.split.train[0]
+    loss = "two of each row, which the loss compares" if row.contrast else _LIKELIHOOD
     yield (
         f"A step trains on {many(plan.rollouts_per_step, 'row')} of the dataset in one optimizer update: questions of "
         f"about {asked.mean_prompt_tokens:.0f} tokens, which are read, and answers of about "
-        f"{asked.mean_answer_tokens:.0f}, whose mean negative log-likelihood is the loss. No answer is generated in it."
+        f"{asked.mean_answer_tokens:.0f}, {loss}. No answer is generated in it."
     )
     measured = f"{many(plan.held_out_prompts, 'held-out row')}, of which the loss is measured"
     judged = f", and {many(sum(e.samples * len(e.tasks) for e in asked.exams), 'answer')} generated and judged"
@@ -378,7 +382,7 @@ def _trained(resolved: Resolved, size: ModelSize) -> int:
 
 def passes(algorithm: Algorithm) -> int:
     """Return the passes over a step's tokens in forward passes: generating, scoring, and three for training."""
-    if algorithm.is_supervised:
+    if algorithm.samples == "data":
         return 3
     scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
     if algorithm.reads_statistics:

@@ -37,6 +37,9 @@ class Task:
         mask: True for the tokens of ``response`` that an assistant wrote.
         hint: Token ids of what the reference policy is asked instead, in pieces: between them stands another answer of
             the group. () asks it the same.
+        contrast: As ``response``, of the answer that it is compared with, such as a rejected one; () for none.
+        contrast_mask: As ``mask``, of that answer.
+        given_rewards: Rewards of the dataset's answers, None for one that says nothing of its question.
     """
 
     id: str
@@ -47,6 +50,14 @@ class Task:
     response: tuple[int, ...] = ()
     mask: tuple[bool, ...] = ()
     hint: tuple[tuple[int, ...], ...] = ()
+    contrast: tuple[int, ...] = ()
+    contrast_mask: tuple[bool, ...] = ()
+    given_rewards: tuple[float | None, ...] = (1.0,)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with the longer of the dataset's answers."""
+        return len(self.prompt) + max(len(self.response), len(self.contrast))
 
 
 def role_of(task: Task) -> str:

@@ -13,23 +13,28 @@ from gnomon.rollouts.scheduler import RolloutBatch
 
 @dataclass(frozen=True)
 class DatasetRollouter:
-    """Takes the dataset's own answer to a task as its rollout, with reward 1, for supervised fine-tuning.
+    """Takes the dataset's own answer to a task as its rollout, and one that it is compared with.
 
-    Nobody sampled it, so its log-probabilities of the sampler are zeros, which nothing reads.
+    Nobody sampled them, so their log-probabilities of the sampler are zeros, which nothing reads.
 
     Attributes:
         decode: An answer's token ids to its text.
-        generations: One.
+        generations: One for supervised fine-tuning; two with the task's contrast.
     """
 
     decode: Callable[[Sequence[int]], str]
     generations: int = 1
 
     async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
-        """Return a group of the one answer."""
-        watch.generated(sum(task.mask))
+        """Return a group of the one answer, or of both."""
+        other = replace(task, response=task.contrast, mask=task.contrast_mask)
+        given = [
+            given_rollout(each, self.decode(each.response), Grade(reward, is_judged=reward is not None), 0)
+            for each, reward in zip((task, other)[: self.generations], task.given_rewards, strict=False)
+        ]
+        watch.generated(sum(sum(rollout.mask) for rollout in given))
         watch.graded()
-        return Group(task, (given_rollout(task, self.decode(task.response), Grade(1.0), 0),))
+        return Group(task, tuple(given))
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,18 @@ def given_rollout(task: Task, text: str, grade: Grade, version: int = GIVEN) -> 
 
 
 def as_recorded(finished: RolloutBatch) -> RolloutBatch:
-    """Return a step of the dataset's answers without what nobody measured of them: rewards and log-probabilities."""
+    """Return a step of the dataset's answers without what nobody measured of them: log-probabilities, and rewards.
 
-    def plain(rollout: Rollout) -> Rollout:
+    The rewards of two answers stay, for the dataset said them.
+    """
+
+    def plain(rollout: Rollout, is_alone: bool) -> Rollout:
         unknown = (math.nan,) * len(rollout.response)
-        return replace(rollout, grade=Grade(None, is_judged=False), logprobs=unknown, full_logprobs=unknown)
+        grade = Grade(None, is_judged=False) if is_alone else rollout.grade
+        return replace(rollout, grade=grade, logprobs=unknown, full_logprobs=unknown)
 
-    groups = (replace(group, rollouts=tuple(map(plain, group.rollouts))) for group in finished.groups)
+    groups = (
+        replace(group, rollouts=tuple(plain(rollout, len(group.rollouts) == 1) for rollout in group.rollouts))
+        for group in finished.groups
+    )
     return replace(finished, groups=tuple(groups))

@@ -17,7 +17,7 @@ from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
-from gnomon.tasks.question import ListDataset, Question, QuestionSet, TokenizedDataset, one_answer_each
+from gnomon.tasks.question import Answers, ListDataset, Question, QuestionSet, TokenizedDataset, one_answer_each
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
 from gnomon.tasks.tables import TableTask, is_file_name
@@ -266,15 +266,30 @@ def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
 
 
 _Kind = TypeVar("_Kind", bound=TaskConfig)
+_COLUMNS = {"pairs": "chosen and rejected", "labels": "completion and label"}
 
 
-def with_dataset_answers(config: _Kind) -> _Kind:
-    """Return the task with the answers of its rows, where these are tables that say them in columns of their own."""
+def with_dataset_answers(config: _Kind, answers: Answers = "data") -> _Kind:
+    """Return the task with the answers of its rows, where these are tables that say them in columns of their own.
+
+    Raises:
+        ConfigError: Preferences or labels are asked for, and a task is no table.
+    """
+    if isinstance(config, MixtureTask):
+        parts = (replace(part, task=with_dataset_answers(part.task, answers)) for part in config.parts)
+        return replace(config, parts=tuple(parts))
+    if isinstance(config, TableTask) and answers == "pairs":
+        chosen, rejected = config.completion_column or "chosen", config.rejected_column or "rejected"
+        return replace(config, completion_column=chosen, rejected_column=rejected)
+    if isinstance(config, TableTask) and answers == "labels":
+        completion, label = config.completion_column or "completion", config.label_column or "label"
+        return replace(config, completion_column=completion, label_column=label)
     if isinstance(config, TableTask):
         return replace(config, completion_column=config.completion_column or "auto")
-    if isinstance(config, MixtureTask):
-        parts = (replace(part, task=with_dataset_answers(part.task)) for part in config.parts)
-        return replace(config, parts=tuple(parts))
+    if answers in _COLUMNS:
+        raise ConfigError(
+            f"'{config.name}' has no {_COLUMNS[answers]}; set task to a table with columns prompt, {_COLUMNS[answers]}"
+        )
     return config
 
 
@@ -283,7 +298,7 @@ def build_split(
     held_out: HeldOut,
     renderer: Renderer,
     evaluation: TaskConfig | tuple[EvalTask, ...] | None = None,
-    is_supervised: bool = False,
+    answers: Answers = "",
     hint: str = "",
 ) -> Split:
     """Return training and held-out tasks that share no question; all held-out questions are different.
@@ -292,8 +307,8 @@ def build_split(
         evaluation: Where the held-out questions come from (its first ``held_out.size`` different ones, or all when it
             has fewer), or several sets, each with a size of its own; None takes them from ``config`` itself: a
             generator makes others from another seed, a table is split by content, a mixture splits each part.
-        is_supervised: Whether tasks have the dataset's answers, for supervised fine-tuning; those of test sets, and of
-            several sets for evaluation, have none.
+        answers: Which of the dataset's answers tasks have; those of test sets, and of several sets for evaluation,
+            have none.
         hint: What the reference policy is asked of training tasks, as `TokenizedDataset` has it.
 
     Raises:
@@ -301,11 +316,10 @@ def build_split(
             is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
     _check_trainable(config)
-    if is_supervised:
-        config = with_dataset_answers(config)
-        evaluation = (
-            evaluation if evaluation is None or isinstance(evaluation, tuple) else with_dataset_answers(evaluation)
-        )
+    if answers:
+        config = with_dataset_answers(config, answers)
+        if evaluation is not None and not isinstance(evaluation, tuple | BenchmarkTask):
+            evaluation = with_dataset_answers(evaluation, answers)
     parts = [part.questions() for part in evaluation] if isinstance(evaluation, tuple) else []
     if isinstance(evaluation, tuple):
         sides: _Sides = (config.questions(), joined(parts))
@@ -321,12 +335,15 @@ def build_split(
     beside = [part.repeated for part in parts]
     if evaluation is not None and not isinstance(evaluation, tuple):
         beside.append(repetitions(evaluation, kept_back))
-    is_answered = is_supervised and not isinstance(evaluation, tuple | BenchmarkTask)
-    trained, said = one_answer_each(remaining, renderer) if is_supervised else (remaining, "")
-    measured, also_said = one_answer_each(kept_back, renderer) if is_answered else (kept_back, "")
+    is_answered = answers != "" and not isinstance(evaluation, tuple | BenchmarkTask)
+    if answers == "labels" and len(remaining) < 2:
+        raise ConfigError(f"each row is read with another row's answer, and '{config.name}' has one to train on")
+    own = answers == "data"
+    trained, said = one_answer_each(remaining, renderer) if own else (remaining, "")
+    measured, also_said = one_answer_each(kept_back, renderer) if own and is_answered else (kept_back, "")
     return Split(
-        TokenizedDataset(trained, renderer, is_supervised, hint),
-        TokenizedDataset(measured, renderer, is_answered),
+        TokenizedDataset(trained, renderer, answers, hint),
+        TokenizedDataset(measured, renderer, answers if is_answered else ""),
         remaining.dropped,
         common,
         "; ".join(filter(None, (trained_again(train), *beside, said, also_said.replace("rows", "held-out rows", 1)))),
@@ -368,7 +385,7 @@ def trained_again(train: QuestionSet) -> str:
 
 
 def build_held_out(
-    config: TaskConfig, held_out: HeldOut, renderer: Renderer, is_supervised: bool = False
+    config: TaskConfig, held_out: HeldOut, renderer: Renderer, answers: Answers = ""
 ) -> TokenizedDataset:
     """Return up to ``held_out.size`` different tasks for evaluation alone.
 
@@ -378,14 +395,14 @@ def build_held_out(
     Raises:
         ConfigError: As `build_split`.
     """
-    config = with_dataset_answers(config) if is_supervised else config
+    config = with_dataset_answers(config, answers) if answers else config
     if isinstance(config, MixtureTask):
         asked = _split_mixture(config, held_out)[1]
     elif isinstance(config, _Generated):
         asked = _other_seed(config, held_out, is_short_refused=False)
     else:
         asked = first(unique(config.questions()), held_out.most)
-    return TokenizedDataset(one_answer_each(asked, renderer)[0] if is_supervised else asked, renderer, is_supervised)
+    return TokenizedDataset(one_answer_each(asked, renderer)[0] if answers == "data" else asked, renderer, answers)
 
 
 def _check_trainable(config: TaskConfig) -> None:
@@ -413,10 +430,10 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
             before anything is trained.
     """
     places = counted(range(len(tasks)), "measuring prompts", len(tasks))
-    each = [(task.id, len(task.prompt), len(task.response)) for task in (tasks[index] for index in places)]
+    each = [(task.id, len(task.prompt), task.longest) for task in (tasks[index] for index in places)]
     if context_length is None:
         return
-    whole = [(name, prompt + answer) for name, prompt, answer in each if answer and prompt + answer > context_length]
+    whole = [(name, length) for name, prompt, length in each if length > max(prompt, context_length)]
     if whole:
         raise DatasetError(
             f"{len(whole)} of {len(tasks)} rows of '{tasks.name}' are longer, prompt and answer, than the context of "

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.progress import counted
@@ -19,6 +19,8 @@ from gnomon.tasks.base import Content, Further, Renderer, TaskSet
 from gnomon.tasks.row_inputs import Wording
 
 MOST = 20_000
+Answers = Literal["", "data", "pairs", "labels"]
+"""Which answers of a dataset its tasks have: none, each row's own, a chosen and a rejected one, or one with a label."""
 _SIBLING = "\ue0ff"
 """Stands in a hint where another answer of the group will."""
 
@@ -35,6 +37,7 @@ def dataset_fingerprint(tasks: TaskSet) -> str:
         task = tasks[index]
         content = [task.id, task.prompt, task.text, dict(task.columns)]
         content += [task.response, task.mask] if task.response else []
+        content += [task.contrast, task.contrast_mask] if task.contrast else []
         digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))
     return digest.hexdigest()
 
@@ -51,6 +54,8 @@ class Question:
         further: What the row gives its prompt beside it.
         turns: What follows the question in the dataset, from an assistant's message to an assistant's; () where a row
             has none, or where they are not read.
+        rejected: The same of the answer that ``turns`` is preferred to; () where a row has none.
+        is_desired: Whether the row's label says that its answer is good; true without a label.
     """
 
     id: str
@@ -59,6 +64,8 @@ class Question:
     columns: Mapping[str, Any] = field(default_factory=dict)
     further: Further = Further()
     turns: tuple[Message, ...] = ()
+    rejected: tuple[Message, ...] = ()
+    is_desired: bool = True
 
     @property
     def answered(self) -> tuple[Message, ...]:
@@ -131,13 +138,13 @@ class TokenizedDataset:
     ids.
 
     Attributes:
-        is_supervised: Whether tasks have the dataset's answers too.
+        answers: Which of the dataset's answers tasks have too.
         hint: What the reference policy is asked in place of the question, `ReferencePolicy.prompt`; "" asks the same.
     """
 
     questions: QuestionSet
     renderer: Renderer
-    is_supervised: bool = False
+    answers: Answers = ""
     hint: str = ""
 
     @property
@@ -153,9 +160,17 @@ class TokenizedDataset:
         further = replace(question.further, where=f"{self.name}: question '{question.id}'")
         messages = question.content if isinstance(question.content, tuple) else ()
         hint = self._hint(question, further)
-        if self.is_supervised:
+        if self.answers:
             rendered = self.renderer.conversation(question.content, question.answered, further)
-            return Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer, hint)
+            task = Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer, hint)
+            if self.answers == "data":
+                return task
+            turns, rewards = question.rejected, (1.0, 0.0)
+            if self.answers == "labels":
+                turns = self.questions[(index + len(self) // 2) % len(self)].answered
+                rewards = (1.0 if question.is_desired else -1.0, None)
+            other = self.renderer.conversation(question.content, turns, further)
+            return replace(task, contrast=other.response, contrast_mask=other.mask, given_rewards=rewards)
         prompt = self.renderer(question.content, further)
         return Task(question.id, prompt, question.text, question.columns, messages, hint=hint)
 

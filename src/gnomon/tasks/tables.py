@@ -468,6 +468,11 @@ class TableTask:
             completion, else what follows the question in chat messages, every assistant's message of them, else the
             answer column, else, where a row has no question, the whole of its ``text``. None, which `gnomon sft` takes
             for "auto", reads none.
+        rejected_column: Column with the answer that the one in completion_column is preferred to; None reads none.
+            Preferences (algorithm "dpo") read ``chosen`` and ``rejected`` where nothing is said: two answers, or two
+            conversations with one beginning, which is the question then.
+        label_column: Column with true or false for a good or a bad answer; None reads none. Algorithm "kto" reads
+            ``label``, with ``completion``, where nothing is said.
         reward_columns: Columns that only rewards read, though their names mean input. Otherwise ``tools``,
             ``documents``, ``enable_thinking`` and ``chat_template_kwargs`` go into the prompt through the model's chat
             template, and images, videos and audio are refused (`tasks/row_inputs.py`).
@@ -489,11 +494,13 @@ class TableTask:
     repeated: Literal["merge", "keep"] = "merge"
     reward_columns: tuple[str, ...] = ()
     completion_column: str | None = None
+    rejected_column: str | None = None
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a column without a name, or a template that cannot be filled."""
         self.wording.check(self.answer_column)
-        for key in ("prompt_column", "answer_column", "completion_column"):
+        for key in ("prompt_column", "answer_column", "completion_column", "rejected_column", "label_column"):
             column = getattr(self, key)
             if column is not None and not column.strip():
                 raise ConfigError(f"task.{key} is {column!r}; name a column, or leave {key} out")
@@ -566,8 +573,10 @@ class TableTask:
         """Return the row's question, or None and what is wrong with it."""
         if row.flaw is not None:
             return None, row.flaw
-        chats = {*PROMPT_COLUMNS, "completion", self.prompt_column, self.completion_column}
+        chats = {*PROMPT_COLUMNS, "completion", self.prompt_column, self.completion_column, self.rejected_column}
         row = replace(row, values={k: _as_messages(v) if k in chats else v for k, v in row.values.items()})
+        if self.rejected_column is not None and self.prompt_column is None:
+            row = replace(row, values=_with_prompt(row.values, str(self.completion_column), self.rejected_column))
         column = self.prompt_column or next((c for c in PROMPT_COLUMNS if row.values.get(c) is not None), None)
         is_read = self.completion_column == "auto" and self.prompt_column is None
         if is_read and column is None and isinstance(text := row.values.get("text"), str):
@@ -584,6 +593,12 @@ class TableTask:
         content, flaw = _content(value)
         if flaw is not None:
             return None, f"{column}: {flaw}"
+        rejected, flaw = self._rejected(row.values, turns)
+        if flaw is not None:
+            return None, flaw
+        label = True if self.label_column is None else row.values.get(self.label_column)
+        if label not in (True, False):
+            return None, f"{self.label_column}: must be true or false, got {_shown(label)}"
         answer, flaw = self._answer(row)
         if flaw is not None and not turns:
             return None, flaw
@@ -603,7 +618,7 @@ class TableTask:
         if answer is not None:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
-                        content, text, columns, further, turns), None  # fmt: skip
+                        content, text, columns, further, turns, rejected, bool(label)), None  # fmt: skip
 
     def _text(self, row: Row, text: str) -> tuple[Question | None, str | None]:
         """Return a row of text, which is trained on as a whole, or None and what is wrong with it."""
@@ -637,6 +652,22 @@ class TableTask:
             return asked, (), f"{'completion' if name == 'auto' else name}: {flaw}"
         return asked, tuple({"role": m["role"], "content": m["content"]} for m in turns), None
 
+    def _rejected(self, values: Mapping[str, Any], chosen: Sequence[Message]) -> tuple[tuple[Message, ...], str | None]:
+        """Return the messages of the answer that the chosen one is preferred to, and what is wrong with them."""
+        name = self.rejected_column
+        if name is None:
+            return (), None
+        if values.get(name) is None:
+            return (), f"{name}: missing; the row has {_names(values)}"
+        given = values[name]
+        turns = [{"role": "assistant", "content": given}] if isinstance(given, str) else given
+        flaw = _turns_flaw(turns)
+        if flaw is None and turns == [*chosen]:
+            flaw = f"is the same as {self.completion_column}, so neither is preferred; remove the row"
+        if flaw is not None:
+            return (), f"{name}: {flaw}"
+        return tuple({"role": m["role"], "content": m["content"]} for m in turns), None
+
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
@@ -665,6 +696,17 @@ class TableTask:
         more = f"and {len(rest)} more, rows {numbers}; " if rest else ""
         return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}\n"
                 f"{more}correct these rows, or name the columns with prompt_column and answer_column")  # fmt: skip
+
+
+def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Return a row of two conversations as their common beginning, in ``prompt``, and what follows it in each."""
+    first, second = (values.get(name) for name in names)
+    if not all(isinstance(c, list) and c and _first_answer(c) for c in (first, second)):
+        return values
+    same = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
+    )
+    return {**values, "prompt": first[:same], names[0]: first[same:], names[1]: second[same:]}
 
 
 def _prompts(row: Row) -> list[str]:

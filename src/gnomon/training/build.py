@@ -430,7 +430,7 @@ def _stream(
     experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None
 ) -> RolloutScheduler:
     is_kept, attempts = keeping(experiment.algorithm)
-    source: RolloutSource = DatasetRollouter(asked.tokenizer.decode)
+    source: RolloutSource = DatasetRollouter(asked.tokenizer.decode, experiment.algorithm.num_generations)
     if rollouter is not None and not experiment.algorithm.is_supervised:
         source = DemonstratedRollouter(rollouter) if experiment.algorithm.demonstrated else rollouter
     return RolloutScheduler(
@@ -588,7 +588,8 @@ def _supervised(session: TrainingContext) -> SupervisedMetrics | None:
     experiment = session.experiment
     if not experiment.algorithm.is_supervised:
         return None
-    return SupervisedMetrics(len(session.asked.split.train), experiment.prompts_per_step)
+    rows, is_likelihood = len(session.asked.split.train), experiment.algorithm.samples == "data"
+    return SupervisedMetrics(rows, experiment.prompts_per_step, is_likelihood)
 
 
 def _best_so_far(directory: RunDirectory) -> float:

@@ -143,8 +143,8 @@ def questions(experiment: Experiment) -> TrainingData:
     is_supervised = experiment.algorithm.is_supervised
     asked = evaluation.tasks or evaluation.task
     hint = experiment.algorithm.reference.prompt
-    has_answers = is_supervised or experiment.algorithm.demonstrated
-    split = build_split(experiment.task, experiment.held_out, renderer, asked, has_answers, hint)
+    answers = experiment.algorithm.dataset_answers
+    split = build_split(experiment.task, experiment.held_out, renderer, asked, answers, hint)
     split = _within(split, experiment)
     if is_supervised and len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
@@ -189,9 +189,8 @@ def _with_steps(loaded: Loaded) -> Loaded:
         return loaded
     _, _, renderer = _reading(experiment)
     evaluation = experiment.evaluation
-    has_answers = experiment.algorithm.is_supervised or experiment.algorithm.demonstrated
-    asked = evaluation.tasks or evaluation.task
-    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, has_answers), experiment)
+    asked, answers = evaluation.tasks or evaluation.task, experiment.algorithm.dataset_answers
+    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, answers), experiment)
     rows, each = len(split.train), experiment.prompts_per_step
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
@@ -218,7 +217,7 @@ def _within(split: Split, experiment: Experiment) -> Split:
     for tasks in (split.train, split.held_out):
         places = counted(range(len(tasks)), "measuring rows", len(tasks))
         rows = (tasks[index] for index in places)
-        fitting = [n for n, row in enumerate(rows) if len(row.prompt) + len(row.response) <= most]
+        fitting = [n for n, row in enumerate(rows) if row.longest <= most]
         if not fitting and len(tasks):
             raise ConfigError(f"no row of '{tasks.name}' has at most max_length = {most} tokens; raise it")
         kept.append(Subset(tasks, tuple(fitting)))
@@ -241,7 +240,8 @@ def held_out_questions(experiment: Experiment) -> TrainingData:
     if experiment.evaluation.tasks:
         return _fitting(experiment, tokenizer, build_eval_tasks(experiment.evaluation.tasks, renderer), grading)
     is_answered = experiment.algorithm.is_supervised and not isinstance(experiment.task, BenchmarkTask)
-    asked = build_held_out(experiment.task, experiment.held_out, renderer, is_answered)
+    answers = experiment.algorithm.dataset_answers if is_answered else ""
+    asked = build_held_out(experiment.task, experiment.held_out, renderer, answers)
     again = repetitions(experiment.task, asked.questions)
     return _fitting(experiment, tokenizer, Split(asked, asked, 0, repeated=again, is_answered=is_answered), grading)
 

@@ -73,8 +73,9 @@ class FinishedStep:
 
 
 _SUPERVISED = (
-    "loss/policy", "loss/entropy_nats", "rollout/length_tokens_mean", "rollout/length_tokens_max", "tokens/computed",
-    "tokens/generated", "tokens/generated_total", "tokens/trained", "learner/", "time/", "memory/", "routing/",
+    "loss/policy", "loss/preference_", "loss/entropy_nats", "rollout/length_tokens_mean", "rollout/length_tokens_max",
+    "tokens/computed", "tokens/generated", "tokens/generated_total", "tokens/trained", "learner/", "time/", "memory/",
+    "routing/",
 )  # fmt: skip
 
 
@@ -85,16 +86,20 @@ class SupervisedMetrics:
     Attributes:
         rows: Rows of the dataset that are trained on.
         each: Rows of a step.
+        is_likelihood: Whether the loss is a negative log-likelihood, which has a perplexity.
     """
 
     rows: int
     each: int
+    is_likelihood: bool = True
 
     def __call__(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """Return what has a meaning, with the perplexity and the passes over the dataset so far."""
         kept = {name: value for name, value in values.items() if name.startswith(_SUPERVISED)}
-        loss = values.get("loss/policy", math.nan)
-        return {**kept, "loss/perplexity": math.exp(min(loss, 700.0)), "tokens/epochs": step * self.each / self.rows}
+        kept["tokens/epochs"] = step * self.each / self.rows
+        if self.is_likelihood:
+            kept["loss/perplexity"] = math.exp(min(values.get("loss/policy", math.nan), 700.0))
+        return kept
 
 
 @dataclass
