@@ -12,7 +12,7 @@ from gnomon.algorithms.ratio_bounds import Clip, RatioBound
 from gnomon.algorithms.ratios import Statistics, average, fraction, masked
 from gnomon.algorithms.regularizers import exact_kl
 from gnomon.core.errors import ConfigError, check_bounds
-from gnomon.core.metrics import Last, Max, Mean, Metrics
+from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics
 
 ROUNDING = 1e-6
 
@@ -495,7 +495,7 @@ class ProspectLoss:
         def mean(chosen: Tensor) -> Mean:
             return Mean(float((share * chosen * view.log_ratio.detach()).sum()), float((share * chosen).sum()))
 
-        measured = {
+        measured: dict[str, Measure] = {
             "loss/clipped_fraction": fraction(torch.zeros_like(mask), mask),
             "loss/preference_kl_nats": Last(kl),
             "loss/preference_desired_nats": mean(side > 0),

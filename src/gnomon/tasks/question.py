@@ -165,7 +165,8 @@ class TokenizedDataset:
             task = Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer, hint)
             if self.answers == "data":
                 return task
-            turns, rewards = question.rejected, (1.0, 0.0)
+            turns = question.rejected
+            rewards: tuple[float | None, ...] = (1.0, 0.0)
             if self.answers == "labels":
                 turns = self.questions[(index + len(self) // 2) % len(self)].answered
                 rewards = (1.0 if question.is_desired else -1.0, None)

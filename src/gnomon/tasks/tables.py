@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -646,27 +647,18 @@ class TableTask:
             if first is None:
                 return asked, (), None
             asked, name, given = asked[:first], column, asked[first:]
-        turns = [{"role": "assistant", "content": given}] if isinstance(given, str) else given
-        flaw = _turns_flaw(turns)
-        if flaw is not None:
-            return asked, (), f"{'completion' if name == 'auto' else name}: {flaw}"
-        return asked, tuple({"role": m["role"], "content": m["content"]} for m in turns), None
+        turns, flaw = _turns(given)
+        return asked, turns, None if flaw is None else f"{'completion' if name == 'auto' else name}: {flaw}"
 
     def _rejected(self, values: Mapping[str, Any], chosen: Sequence[Message]) -> tuple[tuple[Message, ...], str | None]:
         """Return the messages of the answer that the chosen one is preferred to, and what is wrong with them."""
         name = self.rejected_column
-        if name is None:
-            return (), None
-        if values.get(name) is None:
-            return (), f"{name}: missing; the row has {_names(values)}"
-        given = values[name]
-        turns = [{"role": "assistant", "content": given}] if isinstance(given, str) else given
-        flaw = _turns_flaw(turns)
-        if flaw is None and turns == [*chosen]:
+        if name is None or values.get(name) is None:
+            return (), None if name is None else f"{name}: missing; the row has {_names(values)}"
+        turns, flaw = _turns(values[name])
+        if flaw is None and turns == chosen:
             flaw = f"is the same as {self.completion_column}, so neither is preferred; remove the row"
-        if flaw is not None:
-            return (), f"{name}: {flaw}"
-        return tuple({"role": m["role"], "content": m["content"]} for m in turns), None
+        return turns, None if flaw is None else f"{name}: {flaw}"
 
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
@@ -701,11 +693,9 @@ class TableTask:
 def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Return a row of two conversations as their common beginning, in ``prompt``, and what follows it in each."""
     first, second = (values.get(name) for name in names)
-    if not all(isinstance(c, list) and c and _first_answer(c) for c in (first, second)):
+    if not (isinstance(first, list) and isinstance(second, list) and _first_answer(first) and _first_answer(second)):
         return values
-    same = next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
-    )
+    same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))])
     return {**values, "prompt": first[:same], names[0]: first[same:], names[1]: second[same:]}
 
 
@@ -780,19 +770,20 @@ def _first_answer(content: Any) -> int | None:
     return next((n for n, m in enumerate(messages) if isinstance(m, Mapping) and m.get("role") == "assistant"), None)
 
 
-def _turns_flaw(turns: Any) -> str | None:
-    """Return what is wrong with messages that answer a question."""
+def _turns(given: Any) -> tuple[tuple[Message, ...], str | None]:
+    """Return the messages that answer a question, of text or messages, and what is wrong with them."""
+    turns = [{"role": "assistant", "content": given}] if isinstance(given, str) else given
     if not isinstance(turns, list) or not turns:
-        return f"must be text or a list of messages, got {_shown(turns)}"
+        return (), f"must be text or a list of messages, got {_shown(turns)}"
     for number, message in enumerate(turns, start=1):
         flaw = message_flaw(message)
         if flaw is not None:
-            return f"message {number} of the answer: {flaw}"
+            return (), f"message {number} of the answer: {flaw}"
     for end in (turns[0], turns[-1]):
         if end["role"] != "assistant" or not end["content"].strip():
             said = "is empty" if end["role"] == "assistant" else f"is the {end['role']}'s"
-            return f"an answer begins and ends with an assistant's message that has text, and one of them {said}"
-    return None
+            return (), f"an answer begins and ends with an assistant's message that has text, and one of them {said}"
+    return tuple({"role": m["role"], "content": m["content"]} for m in turns), None
 
 
 def _is_id(value: Any) -> bool:
