@@ -80,7 +80,7 @@ def check_critic(name: str, initial: str, trust_remote_code: bool = False, trust
         return
     folder = _folder(initial)
     config = _config(folder, trusts_initial)
-    if _head_file(folder) is None:
+    if head_file(folder) is None:
         _check_classifier(config, folder)
     _check_files(folder)
     check_quantized(config, str(folder))
@@ -117,7 +117,7 @@ def load_critic(
         policy = load_model(name, dtype, trust_remote_code=trust_remote_code)
         return (_classifier(policy) or CausalCritic(policy, head_for(policy))).eval().to(device)
     folder = _folder(initial)
-    head = _head_file(folder)
+    head = head_file(folder)
     if head is not None:
         model = load_model(str(folder), dtype, trust_remote_code=trusts_initial)
         return CausalCritic(model, _read_head(head, _width(model))).eval().to(device)
@@ -187,7 +187,7 @@ def _folder(initial: str) -> Path:
     return folder
 
 
-def _head_file(folder: Path) -> Path | None:
+def head_file(folder: Path) -> Path | None:
     """Return the value head's file for the model in ``folder``, or None.
 
     A checkpoint has it in "critic", beside the config of a separate critic if there is one. A critic's folder, and an
@@ -203,7 +203,7 @@ def _hint(folder: Path) -> str:
     """Return where a run or one of its checkpoints has a critic."""
     checkpoints = [folder, *folder.glob("checkpoints/step-*")]
     separate = [checkpoint / FOLDER for checkpoint in checkpoints if (checkpoint / FOLDER / "config.json").is_file()]
-    shared = [checkpoint for checkpoint in (*checkpoints, folder.parent) if _head_file(checkpoint) is not None]
+    shared = [checkpoint for checkpoint in (*checkpoints, folder.parent) if head_file(checkpoint) is not None]
     newest = max(separate + shared, key=lambda place: place.stat().st_mtime, default=None)
     return "" if newest is None else f". There is one in {newest}"
 

@@ -74,19 +74,27 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
         if not default.is_prepared(default.default_folder()):
             default.weights_file()
         return
+    with parsed(f"model '{name}': its config cannot be used"):
+        _check_causal(config_of(name, trust_remote_code), name, trust_remote_code)
+
+
+def config_of(name: str, trust_remote_code: bool = False) -> Any:
+    """Return the config of a folder with weights or of a hub name, whatever model it describes.
+
+    Raises:
+        ModelError: If the folder is missing or has no config or weights, or the hub does not give it.
+    """
     folder = _named(name)
     if folder.is_dir():
         _check_folder(folder)
         for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
             check_json(folder / file)
-        with parsed(f"model '{name}': its config cannot be used"):
-            _check_causal(_read_config(str(folder), trust_remote_code), name, trust_remote_code)
-        return
+        return _read_config(str(folder), trust_remote_code)
     if folder.exists():
         raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
-    _check_causal(_hub_config(name, trust_remote_code), name, trust_remote_code)
+    return _hub_config(name, trust_remote_code)
 
 
 def _named(name: str) -> Path:

@@ -53,6 +53,7 @@ class Sample:
         columns: The dataset's other columns by name; JSON values, tuples and keys that are no text included.
         seed: Seed of whatever a reward draws (`core.processes.seeding`); no two samples of a run have the same.
         messages: The question as the dataset holds it, where that is chat messages.
+        scores: What reward models gave the answer, by part of the reward; a text is the cause why there is none.
     """
 
     prompt: str
@@ -63,6 +64,7 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     messages: tuple[Mapping[str, Any], ...] = ()
+    scores: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -161,12 +161,12 @@ def _why(names: list[str], marks: list[str]) -> str:
 
 
 def _ours(sample: Sample, messages: bool) -> dict[str, Any]:
-    asked, answered = _spoken(sample, messages)
+    asked, answered = spoken_by(sample, messages)
     return {**_named(sample.columns), "prompt": asked, "completion": answered}
 
 
 def _trl(samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
-    spoken = [_spoken(sample, messages) for sample in samples]
+    spoken = [spoken_by(sample, messages) for sample in samples]
     names = dict.fromkeys(name for sample in samples for name in _named(sample.columns))
     columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
     stand_ins = {"trainer_state": _Unknown(), "log_extra": _ignore, "log_metric": _ignore}
@@ -187,7 +187,8 @@ def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
     return offered if truth is None else {**offered, "ground_truth": truth}
 
 
-def _spoken(sample: Sample, messages: bool) -> tuple[Any, Any]:
+def spoken_by(sample: Sample, messages: bool) -> tuple[Any, Any]:
+    """Return question and answer as texts, or as lists of chat messages."""
     if not messages:
         return sample.prompt, sample.completion
     asked = [dict(message) for message in sample.messages] or [{"role": "user", "content": sample.prompt}]

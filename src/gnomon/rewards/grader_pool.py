@@ -8,16 +8,25 @@ This contains mistakes. It is no sandbox: rewards run with the user's rights.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
-from gnomon.core.errors import GnomonError, GradingError
+from gnomon.core.errors import ConfigError, GnomonError, GradingError
 from gnomon.core.processes.client import ExitReason, ForkServer, Limits
+from gnomon.core.processes.exceptions import exception_text
 from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
+from gnomon.core.threads import elsewhere
 from gnomon.core.types import Grade
 from gnomon.rewards.base import Sample, Verdict
-from gnomon.rewards.grading import Grading
+from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdict
+from gnomon.rewards.model import RewardModel
+
+Score = Callable[[Sequence[Sample]], Sequence[float | str]]
+"""A loaded reward model: answers to one question to their scores, or to the cause why one has none."""
 
 _SPAWN_ATTEMPTS = 3
 _TRIES = 2
@@ -26,7 +35,12 @@ _FOREIGN_TRIES = 8
 
 
 class GradingPool:
-    """Grades samples in ``limits.workers`` processes.
+    """Grades samples in ``limits.workers`` processes, after the reward models have scored them in a thread of this one.
+
+    Args:
+        grading: The rewards.
+        limits: Limits of the processes.
+        load: Loads a reward model; needed where there is one.
 
     >>> async def grade_one() -> float | None:
     ...     async with GradingPool(grading) as pool:
@@ -38,7 +52,15 @@ class GradingPool:
     1.0
     """
 
-    def __init__(self, grading: Grading, limits: Limits | None = None) -> None:
+    def __init__(
+        self, grading: Grading, limits: Limits | None = None, load: Callable[[RewardModel], Score] | None = None
+    ) -> None:
+        if grading.models and load is None:
+            raise ConfigError(f"the reward '{next(iter(grading.models))}' is a model, and nothing here loads models")
+        self._load = load
+        self._models: list[tuple[WeightedReward, Score]] = []
+        # One thread: a batch at a time, in the order of asking.
+        self._scoring = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
         self._grading = grading
         self._limits = limits or Limits()
         self._worker_pool = WorkerPool(
@@ -51,12 +73,17 @@ class GradingPool:
         self._is_joint = grading.may_be_joint
 
     async def start(self) -> None:
-        """Import the rewards and fork the workers.
+        """Load the reward models, import the rewards and fork the workers.
 
         Raises:
+            ModelError: If a reward model cannot be used.
             RewardError: If a reward cannot be used.
         """
         try:
+            for reward in self._grading.rewards:
+                if isinstance(reward.verifier, RewardModel) and self._load is not None:
+                    score = await elsewhere(partial(self._load, reward.verifier), self._scoring)
+                    self._models.append((reward, score))
             await self._worker_pool.open()
             for _ in range(self._limits.workers):
                 self._idle.put_nowait(await self._spawn())
@@ -74,6 +101,8 @@ class GradingPool:
         await asyncio.gather(*self._replacements, return_exceptions=True)
         self._idle.put_nowait(None)
         await self._worker_pool.close()
+        await asyncio.to_thread(self._scoring.shutdown)
+        self._models.clear()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -89,8 +118,9 @@ class GradingPool:
         where the worker was killed from outside. It is an error then, never a reward.
 
         Raises:
-            GradingError: If no worker can be started, or after `close`.
+            GradingError: If no worker can be started, a reward model fails, or after `close`.
         """
+        (sample,) = await self._scored([sample])
         (grade,) = await self._graded({"sample": from_sample(sample)}, 1)
         return grade
 
@@ -102,12 +132,38 @@ class GradingPool:
         Raises:
             GradingError: As `grade`.
         """
+        samples = await self._scored(samples)
         if self._is_joint and samples:
             grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))
             if grades:
                 return grades
             self._is_joint = False
-        return list(await asyncio.gather(*(self.grade(sample) for sample in samples)))
+        alone = await asyncio.gather(*(self._graded({"sample": from_sample(sample)}, 1) for sample in samples))
+        return [grade for (grade,) in alone]
+
+    async def _scored(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Return answers to one question with the scores of all reward models.
+
+        Raises:
+            GradingError: If a model fails.
+        """
+        for reward, score in self._models:
+            seen = [(number, part) for number, one in enumerate(samples) if (part := reward.seen(one)) is not None]
+            if self._is_closed or not seen:
+                continue
+            try:
+                found = await elsewhere(partial(score, [part for _, part in seen]), self._scoring)
+            except Exception as error:
+                raise GradingError(
+                    f"the reward model of '{reward.part}' failed: {exception_text(error)}; "
+                    "where memory ran out, lower its batch_size"
+                ) from error
+            given = {number: value for (number, _), value in zip(seen, found, strict=True)}
+            samples = [
+                replace(one, scores={**one.scores, reward.part: given[number]}) if number in given else one
+                for number, one in enumerate(samples)
+            ]
+        return samples
 
     async def _graded(self, request: dict[str, Any], count: int) -> list[Grade]:
         own = foreign = 0

@@ -20,6 +20,7 @@ from gnomon.rewards.exact import Boxed, Exact, Format, LengthPenalty, Numeric, P
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.instructions import Instructions
 from gnomon.rewards.math import Mathematics
+from gnomon.rewards.model import RewardModel
 from gnomon.rewards.reasoning import Reasoning
 
 AnyVerifier = (
@@ -33,6 +34,7 @@ AnyVerifier = (
     | Code
     | Instructions
     | EnvironmentReward
+    | RewardModel
     | UserFunction
 )
 OVERLONG = "overlong"
@@ -82,7 +84,12 @@ class WeightedReward:
     def judge(self, sample: Sample) -> float:
         """Return the part before weighting: 0 where the answer has no part that is judged."""
         seen = self.seen(sample)
-        return 0.0 if seen is None else self.verifier(seen)
+        if seen is None:
+            return 0.0
+        found = sample.scores.get(self.part)
+        if isinstance(found, str):
+            raise VerifierError(found)
+        return self.verifier(seen) if found is None else found
 
 
 def allowed(reward: WeightedReward, packages: tuple[str, ...]) -> WeightedReward:
@@ -133,7 +140,14 @@ class Grading:
     @property
     def may_be_joint(self) -> bool:
         """Whether a reward may be one that sees all answers to a question at once; nothing is imported to say so."""
-        return any(isinstance(r.verifier, UserFunction) and r.verifier.over != "sample" for r in self.rewards)
+        return bool(self.models) or any(
+            isinstance(r.verifier, UserFunction) and r.verifier.over != "sample" for r in self.rewards
+        )
+
+    @property
+    def models(self) -> dict[str, RewardModel]:
+        """The reward models by the name of their part."""
+        return {r.part: r.verifier for r in self.rewards if isinstance(r.verifier, RewardModel)}
 
     @property
     def weights(self) -> dict[str, float]:

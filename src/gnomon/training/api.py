@@ -89,6 +89,7 @@ from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.result import Result
 from gnomon.training.result import load as load_run
 from gnomon.training.resume import find_resume_point, rewind
+from gnomon.training.reward_models import check_reward_models
 from gnomon.training.run import StopRequest
 from gnomon.training.run_logger import FinishedStep
 from gnomon.training.signals import stopping
@@ -478,7 +479,9 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
 
     Raises:
         ConfigError, RewardError: If an environment or a reward fails, or returns what it may not.
+        ModelError: If a reward model cannot be used.
     """
+    check_reward_models(asked.gradings)
     if not experiment.rewards and experiment.environment is None:
         return
     if experiment.algorithm.is_supervised and not asked.exams:

@@ -19,6 +19,7 @@ from gnomon.rewards.grading import Grading
 from gnomon.training.build_data import grading_limits
 from gnomon.training.build_engines import load_network, sending, serve
 from gnomon.training.resolve import Resolved
+from gnomon.training.reward_models import load_reward_model
 from gnomon.training.weight_sync import Sending
 
 Warn = Callable[[str], None]
@@ -88,7 +89,9 @@ def cluster_room() -> Any:
 def judging(resolved: Resolved, grading: Grading, cluster: RunCluster | None, warn: Warn) -> Any:
     """Return what judges answers: a `GradingPool`, or graders on a cluster with the same methods."""
     limits = grading_limits(resolved.experiment)
-    return GradingPool(grading, limits) if cluster is None else cluster.graders(grading, limits, warn)
+    return (
+        GradingPool(grading, limits, load_reward_model) if cluster is None else cluster.graders(grading, limits, warn)
+    )
 
 
 def staged(
