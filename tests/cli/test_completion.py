@@ -92,7 +92,7 @@ def test_fish_completes(tmp_path: Path):
     path.write_text(fish(every_verb()))
     for line, offered in (
         ("gnomon tra", "train"),
-        ("gnomon train ti", "tiny"),
+        ("gnomon train quick", "quickstart"),
         ("gnomon train tiny algorithm=dap", "algorithm=dapo"),
         ("gnomon train tiny learner.optimizer.learning_r", "learner.optimizer.learning_rate="),
         ("gnomon doctor --fail-on s", "severe"),

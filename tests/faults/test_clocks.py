@@ -28,6 +28,7 @@ WALL = {
     "records/sinks.py": "when a step was logged, a field that MLflow reads",
     "records/run_card.py": "when a session started, for people",
     "records/directory.py": "a new run's name, and since when one is at work, for people",
+    "rollouts/chat_apis.py": "when an answer was made, a field that clients read",
     "tasks/verifiers_env.py": "a field that another library reads, from a start that it wrote itself",
 }
 

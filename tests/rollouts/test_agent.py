@@ -642,7 +642,7 @@ def test_a_command_finds_the_policy_in_its_environment(tmp_path: Path):
         plan, [task_of("a", answer="4", status=0), task_of("b", answer="4", status="sad")], engine, graded
     )
 
-    assert graded.samples[0].completion == "4!"
+    assert sorted(sample.completion for sample in graded.samples) == ["4", "4!"]
     assert "2+2=4" in spelled(engine.asked[0][0])
     assert [r.ending.by for r in rollouts] == ["done", "fault"]  # type: ignore
     assert rollouts[1].ending.cause == "python ended with status 1: sad"  # type: ignore

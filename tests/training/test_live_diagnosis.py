@@ -13,7 +13,7 @@ from gnomon.training.api import resume, train_experiment
 
 WRONG = (
     'rewards=[{kind="boxed"}]',
-    "rollouts_per_step=16",
+    "rollouts_per_step=8",
     "algorithm.num_generations=4",
     "task.size=60",
     "evaluation.before=false",

@@ -171,7 +171,7 @@ def test_an_environment_that_never_begins_is_refused(place: Path, capsys: Captur
         ("environment.settings={pay=2}", "environment.settings {'pay': 2} do not fit 'mine.py:Legible'"),
         ("environment.max_turns=0", "environment.max_turns must be at least 1, got 0"),
         ("environment.max_turn=3", "unknown key 'max_turn'; did you mean 'max_turns'"),
-        ("environment.kind=tool", "environment.kind = 'tool': should be"),
+        ("environment.kind=tool", "environment: unknown kind 'tool'; did you mean 'tools'?"),
     ],
 )
 def test_what_is_wrong_with_an_environment_is_said_first(place: Path, capsys: Capture, override: str, message: str):

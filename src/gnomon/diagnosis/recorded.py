@@ -79,8 +79,8 @@ def _measured(groups: Sequence[Group]) -> dict[str, float]:
     if rewards:
         found |= {"rollout/reward_mean": statistics.fmean(rewards), "rollout/reward_std": statistics.pstdev(rewards)}
         found |= {
-            f"rollout/all_equal_{name}_fraction": statistics.fmean(set(group.rewards) == {level} for group in groups)
-            for name, level in (("best", 1.0), ("zero", 0.0))
+            name: statistics.fmean(set(group.rewards) == {level} for group in groups)
+            for name, level in (("rollout/all_equal_best_fraction", 1.0), ("rollout/all_equal_zero_fraction", 0.0))
         }
     if several:
         found["rollout/degenerate_group_fraction"] = statistics.fmean(group.is_degenerate for group in several)

@@ -41,6 +41,10 @@ class HintedPrompts:
         return found
 
 
+Collate = Callable[[Sequence[Group], float, Callable[[str], float] | None], Batch]
+"""Makes a batch of groups, the sampler's temperature and the tracked values."""
+
+
 def collate(
     groups: Sequence[Group],
     temperature: float,

@@ -85,7 +85,7 @@ class ChatRenderer:
 
     def __call__(self, question: str | Sequence[Message], further: Further = _NOTHING) -> tuple[int, ...]:
         """Return the prompt's ids."""
-        if not question:
+        if not isinstance(question, str) and not question:
             raise DatasetError(
                 f"{further.where}: it is a text, which asks nothing, so no answer is generated; remove the rewards"
             )

@@ -34,7 +34,7 @@ from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout
-from gnomon.rollouts.collate import HintedPrompts
+from gnomon.rollouts.collate import Collate, HintedPrompts, collate
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter, DemonstratedRollouter
 from gnomon.rollouts.env_workers import EnvWorkers
 from gnomon.rollouts.multi_turn import MultiTurnRollout
@@ -193,8 +193,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             staleness_filter=_staleness_filter(experiment, stream),
             critic_updates=_critic_updates(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
-            reward_weights=() if session.asked.grading is None else tuple(session.asked.grading.weights.items()),
-            hinted=_hinted(session),
+            collate=_collate(experiment.algorithm, asked),
         )
         progress = Progress(
             logger=logger,
@@ -498,9 +497,11 @@ def _imitation(experiment: Experiment, chosen: PromptChoice, learner: SavableLea
     )
 
 
-def _hinted(session: TrainingContext) -> HintedPrompts | None:
-    plan, tokenizer = session.experiment.algorithm.reference, session.asked.tokenizer
-    return HintedPrompts(tokenizer.encode_plain, plan.success, tokenizer.context_length) if plan.prompt else None
+def _collate(algorithm: Algorithm, asked: TrainingData) -> Collate:
+    plan, tokenizer = algorithm.reference, asked.tokenizer
+    hinted = HintedPrompts(tokenizer.encode_plain, plan.success, tokenizer.context_length) if plan.prompt else None
+    weights = () if asked.grading is None else tuple(asked.grading.weights.items())
+    return partial(collate, weights=weights, hinted=hinted)
 
 
 def _pretraining(

@@ -8,7 +8,7 @@ from gnomon.algorithms.algorithm import Algorithm
 from gnomon.core.errors import DiagnosedError, Stopped
 from gnomon.engines.base import Engine
 from gnomon.learner.base import Learner
-from gnomon.rollouts.collate import HintedPrompts
+from gnomon.rollouts.collate import Collate, collate
 from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker
@@ -69,8 +69,7 @@ class Components:
         staleness_filter: Leaves out groups that are too far from the policy.
         critic_updates: Trains the critic before and after the policy.
         imitation: Updates on the best answers so far.
-        reward_weights: The parts of the reward, name and weight each; () where nothing judges.
-        hinted: What the reference policy is asked, where that is not the prompt.
+        collate: Makes a batch of groups; it knows the weights of the rewards and the hints of the reference policy.
     """
 
     algorithm: Algorithm
@@ -84,8 +83,7 @@ class Components:
     staleness_filter: StalenessFilter = field(default=NoFilter())
     critic_updates: CriticUpdates = field(default=NoCritic())
     imitation: ImitationUpdates = field(default=NoImitation())
-    reward_weights: tuple[tuple[str, float], ...] = ()
-    hinted: HintedPrompts | None = None
+    collate: Collate = collate
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from gnomon.algorithms.metrics import measure_advantages
 from gnomon.core.failpoints import reach
-from gnomon.rollouts.collate import collate
 from gnomon.rollouts.metrics import measure_round, measure_waste
 from gnomon.training.run import Run
 from gnomon.training.run_logger import StepTimer
@@ -27,8 +26,7 @@ async def train(run: Run) -> None:
             finished = await stream.next_batch()
             timer.lap("generate")
 
-            tracked, weights = parts.tracking.baseline, parts.reward_weights
-            batch = collate(finished.groups, run.schedule.temperature, tracked, weights, parts.hinted)
+            batch = parts.collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
             seen, metrics = None, measure_round(finished, learner.version)
             with parts.guard.step(step + 1) as guarded:
                 batch = (await learner.score(batch, algorithm.needs | parts.staleness_filter.needs)).into(batch)

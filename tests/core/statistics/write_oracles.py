@@ -8,12 +8,14 @@ import random
 from pathlib import Path
 
 import numpy as np
-import scipy
-import statsmodels
-from scipy import stats
-from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.proportion import proportion_confint
+import pytest
+
+scipy, statsmodels = pytest.importorskip("scipy"), pytest.importorskip("statsmodels")
+
+from scipy import stats  # noqa: E402
+from statsmodels.stats.contingency_tables import mcnemar  # noqa: E402
+from statsmodels.stats.multitest import multipletests  # noqa: E402
+from statsmodels.stats.proportion import proportion_confint  # noqa: E402
 
 DEGREES = (1, 1.7, 2, 4, 9.5, 30, 150, 999, 1000, 1001, 5000, 1e5, 1e6)
 

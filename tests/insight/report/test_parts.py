@@ -119,7 +119,7 @@ def test_shelves_hold_what_they_say():
     """The latest of the highest and the lowest rewards come first, and another prompt before a second answer."""
     seen = [ScannedRun(1, 0, "a", 1.0, 0.5), ScannedRun(2, 0, "a", 1.0, 0.1),
             ScannedRun(2, 1, "a", 0.0, 0.9), ScannedRun(2, 2, "b", 1.0, 0.1),
-            ScannedRun(3, 0, "c", None)]  # fmt: skip
+            ScannedRun(3, 0, "c", None, is_error=True)]  # fmt: skip
     shelves = chosen(Scan(seen))
 
     assert [(s.step, s.task_id) for s in shelves["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
