@@ -172,7 +172,7 @@ def answered() -> Batch:
             [0, 0, 1, 1],
             behavior=behavior,
             proximal=behavior,
-            reference=behavior,
+            reference=[[-2.125] * 5] * 4,
             values=[[0.5] * 5] * 4,
             baseline=[0.3, 0.3, 0.6, 0.6],
             is_truncated=[False, False, False, True],
@@ -207,7 +207,7 @@ def test_what_the_same_kernel_says_again_is_exactly_on_policy(algorithm: Algorit
     sampler, twin = Subject(1, dtype=dtype).learner, subject(1, dtype=dtype)
     batch = answered()
     proximal = asyncio.run(sampler.score(batch, {"proximal"})).proximal
-    batch = batch.with_fields(proximal=proximal, behavior=proximal, full_behavior=proximal, reference=proximal)
+    batch = batch.with_fields(proximal=proximal, behavior=proximal, full_behavior=proximal, reference=proximal - 0.125)
     _, metrics = twin.after(twin.learner.update(weighed(algorithm, batch), algorithm, 0))
 
     assert metrics["loss/clipped_fraction"] == 0
