@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.models.folder import DATE
 from gnomon.models.tiny import tiny_tokenizer
-from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.models.tokenizer import TokenBytes, Tokenizer, wrap
 from gnomon.tasks.base import Further
 from gnomon.tasks.chat import ChatRenderer
 
@@ -291,6 +291,22 @@ def test_a_token_without_an_embedding_is_refused_where_it_is_used():
     with pytest.raises(DatasetError, match=r"row 7: the tokenizer gives .* the model has embeddings"):
         ChatRenderer(wrap(backend, LlamaConfig(vocab_size=10)))("zebra", Further("row 7"))
     assert wrap(backend, LlamaConfig(vocab_size=backend.eos_token_id)).stop_ids == ()
+
+
+@every_tokenizer
+def test_an_id_without_a_token_is_seen(tokenizer):
+    """A padded vocabulary has logits for ids that a tokenizer writes nothing for: U+FFFD stands in their place.
+
+    An answer of such ids alone is not empty, and stop texts are looked for in the bytes of the same text.
+    """
+    seven, end = tokenizer.encode_plain("b"), max(tokenizer.backend.get_vocab().values())
+    padded = replace(tokenizer, vocab_size=end + 60)
+    beyond = [end + 1, end + 59]
+
+    assert padded.decode([*seven, beyond[0], *seven, tokenizer.stop_ids[-1]]) == "b\ufffdb"
+    assert padded.decode(beyond) == padded.spelled(beyond) == "\ufffd\ufffd"
+    assert TokenBytes(padded)[end + 7].decode() == "\ufffd"
+    assert padded.decode(range(end + 1)) == tokenizer.decode(range(end + 1))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

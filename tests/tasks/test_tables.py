@@ -24,7 +24,18 @@ def write(path: Path, rows: list[Any]) -> str:
         (b'{"prompt": "  ", "answer": 3}', "prompt: empty"),
         (b'{"answer": 3}', "prompt: missing; the row has answer"),
         (b'{"answer": 3, "question": null}', "question: null; the row has answer, question"),
-        (b'{"answer": 3, " prompt": "1+3="}', "prompt: missing; the row has answer, ' prompt'"),
+        (
+            b'{"answer": 3, " prompt": "1+3="}',
+            "prompt: missing; the row has answer, ' prompt'; task.prompt_column = \" prompt\" takes that one",
+        ),
+        (
+            b'{"prompts": "1+3=", "answer": 3}',
+            'prompt: missing; the row has prompts, answer; task.prompt_column = "prompts" takes that one',
+        ),
+        (
+            b'{"prompt": "1+3=", "Answers": 3}',
+            'answer: missing; the row has prompt, Answers; task.answer_column = "Answers" takes that one',
+        ),
         (b'{"prompt": 5, "answer": 3}', "prompt: must be text or a list of messages, got int"),
         (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (require_answer = false does without)"),
         (b'{"prompt": "1+4=", "answer": 5, "id": "a"}', "id: 'a' is already the id of row 1"),

@@ -61,11 +61,12 @@ FORMER: Mapping[str, str] = {
     "Trust": "RatioBound",
 }
 """What pieces were called in gnomon 0.1's first months; understood in tables and in files of one's own."""
-_CORRECTIONS: Mapping[str, Changes] = {
+CORRECTIONS: Mapping[str, Changes] = {
     "tis": {"piece": "TruncatedIS"},
     "icepop": {"piece": "MaskedIS", "low": 0.5, "high": 5.0},
     "mis": {"piece": "MaskedIS", "low": 0.0, "high": 3.0, "level": "sequence"},
 }
+"""What other libraries call a correction."""
 
 
 def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -103,7 +104,7 @@ def piece_of(name: str) -> dict[str, Any] | None:
     >>> piece_of("icepop")
     {'piece': 'MaskedIS', 'low': 0.5, 'high': 5.0}
     """
-    return _CORRECTIONS.get(canonical(name))
+    return CORRECTIONS.get(canonical(name))
 
 
 def _values(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

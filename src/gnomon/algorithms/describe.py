@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.aliases import FORMER, piece_of
+from gnomon.algorithms.aliases import CORRECTIONS, FORMER
 from gnomon.algorithms.build import to_table
 from gnomon.algorithms.formulas import formula, plain
 from gnomon.algorithms.pieces import choices, members, slots
@@ -126,14 +126,18 @@ def find_piece(name: str) -> type | None:
     """
     if canonical(name) in map(canonical, NAMED):
         return None
-    pieces = {piece: cls for fitting in slots().values() for piece, cls in fitting.items()}
-    theirs = piece_of(name)
-    former = {canonical(piece): present for piece, present in FORMER.items()}
-    wanted = canonical(former.get(canonical(name), name) if theirs is None else theirs["piece"])
-    found = {canonical(piece): cls for piece, cls in pieces.items()}.get(wanted)
+    pieces = named_pieces()
+    found = {canonical(piece): cls for piece, cls in pieces.items()}.get(canonical(name))
     if found is None and ":" not in name:
-        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*NAMED, *pieces]))
+        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*NAMED, *(cls.__name__ for cls in pieces.values())]))
     return found
+
+
+def named_pieces() -> dict[str, type]:
+    """Return the pieces by every name that they have or had, here and in other libraries."""
+    pieces = {piece: cls for fitting in slots().values() for piece, cls in fitting.items()}
+    theirs = {name: table["piece"] for name, table in CORRECTIONS.items()}
+    return {**pieces, **{name: pieces[present] for name, present in {**FORMER, **theirs}.items() if present in pieces}}
 
 
 def as_row(algorithm: Algorithm) -> dict[str, Any]:

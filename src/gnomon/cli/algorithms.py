@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gnomon.config.reading import check_named_algorithm
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
@@ -24,6 +26,8 @@ def run(arguments: Sequence[str]) -> int:
     """Print the presets and pieces, or describe one; return the exit code."""
     parser = build_parser()
     given = parser.parse_args(arguments)
+    if given.name is not None:
+        check_named_algorithm(given.name)
     if given.latex:
         if given.name is None or given.json:
             parser.error("--latex prints the formula of one algorithm: give its name, and leave --json out")

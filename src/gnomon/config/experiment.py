@@ -185,8 +185,6 @@ class Experiment:
         written = to_table(self)
         check_texts(written)
         check_values(written)
-        if self.steps < 0:
-            raise ConfigError(f"steps must be 0 (evaluate only) or more, got {self.steps}")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise ConfigError(f"epochs must be above 0, got {self.epochs:g}")
         each = self.algorithm.num_generations

@@ -18,7 +18,7 @@ from typing import Any
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
 from gnomon.core.errors import ConfigError, ModelError, unknown
-from gnomon.core.sections import ENGINE_KINDS
+from gnomon.core.sections import ENGINE_KINDS, check_values
 from gnomon.core.tables import canonical, parse_toml
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
@@ -231,6 +231,8 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
             kinds_here = re.findall('"(.*?)"', next(iter(types)))
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
+    if isinstance(value, int | float):
+        check_values(dict([_nested(key, value)]))
 
 
 @cache
@@ -322,6 +324,18 @@ def check_setting(key: str) -> None:
     if says := FOREIGN[theirs].says if theirs in FOREIGN else COMPOSED.get(theirs):
         raise ConfigError(f"{theirs} is another library's name; here: {says}")
     raise ConfigError(unknown("setting", key, [*known, *known_names()["aliases"]]))
+
+
+def check_named_algorithm(name: str) -> None:
+    """Refuse a name that is no algorithm's, no piece's, nor another library's for one.
+
+    Raises:
+        ConfigError: The message has the nearest names.
+    """
+    presets, pieces = known_names()["algorithms"], known_names()["named pieces"]
+    if ":" not in name and canonical(name) not in map(canonical, [*presets, *pieces]):
+        said = name.lower() if name.isupper() else name
+        raise ConfigError(unknown("algorithm or piece", said, [*presets, *pieces.values()]))
 
 
 def check_named_task(name: str) -> None:

@@ -14,7 +14,7 @@ from gnomon.algorithms import NAMED as ALGORITHMS
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
-from gnomon.algorithms.describe import kind_of
+from gnomon.algorithms.describe import kind_of, named_pieces
 from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment
@@ -237,6 +237,7 @@ def as_names() -> str:
     names = {
         "keys": dict(sorted(keys.items())),
         "pieces": {place: sorted(found) for place, found in pieces.items()},
+        "named pieces": {name: piece.__name__ for name, piece in named_pieces().items()},
         "aliases": sorted({alias for setting in settings() for alias in setting.aliases}),
         "algorithms": [*ALGORITHMS],
         "rewards": sorted(kinds("rewards")),

@@ -566,8 +566,9 @@ def _check_count(key: str, value: int, place: str, is_counted: bool) -> None:
     most = _MOST.get(key, 10**9)
     if value > most:
         raise ConfigError(f"{place} = {_number(value)} is more than {most}, the most that can be meant here")
-    if value < -most:
-        raise ConfigError(f"{place} = {_number(value)} is less than {-most}, the least that can be meant here")
+    least = 0 if key in _MOST else -most
+    if value < least:
+        raise ConfigError(f"{place} = {_number(value)} is less than {least}, the least that can be meant here")
 
 
 def _number(value: int) -> str:

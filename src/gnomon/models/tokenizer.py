@@ -4,8 +4,9 @@ import contextlib
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,7 +137,11 @@ class Tokenizer:
         return self.spelled(ids[first:last])
 
     def spelled(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` with every control token spelled out."""
+        """Return the text of ``ids`` with every control token spelled out, U+FFFD for each id without a token."""
+        runs = itertools.groupby(ids, self._unnamed.__contains__)
+        return "".join("\N{REPLACEMENT CHARACTER}" * len(list(run)) if bare else self._text(run) for bare, run in runs)
+
+    def _text(self, ids: Iterable[int]) -> str:
         text = self.backend.decode(
             list(ids),
             skip_special_tokens=False,
@@ -144,6 +149,12 @@ class Tokenizer:
             spaces_between_special_tokens=False,
         )
         return cast(str, text)
+
+    @cached_property
+    def _unnamed(self) -> frozenset[int]:
+        """Ids that have a logit and no token, as in a padded vocabulary; a tokenizer writes nothing for them."""
+        free, size = set(range(self.vocab_size)).difference(self.backend.get_vocab().values()), len(self.backend)
+        return frozenset(i for i in free if i >= size or self.backend.convert_ids_to_tokens(i) is None)
 
     def template(
         self,

@@ -587,7 +587,9 @@ class TableTask:
             column = next(whole, column)  # a prompt beside them is the first of them
         if column is None or row.values.get(column) is None:
             column = column or next((c for c in PROMPT_COLUMNS if c in row.values), "prompt")
-            return None, f"{column}: {'null' if column in row.values else 'missing'}; the row has {_names(row.values)}"
+            state = "null" if column in row.values else "missing"
+            hint = "" if self.prompt_column else _hint("prompt_column", PROMPT_COLUMNS, row.values)
+            return None, f"{column}: {state}; the row has {_names(row.values)}{hint}"
         value, turns, flaw = self._completed(row.values, column)
         if flaw is not None:
             return None, flaw
@@ -665,8 +667,9 @@ class TableTask:
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
         found = {c: _as_answer(a) for c in columns if (a := _reach(row.values, c)) is not None}
         if not found:
-            missing = f"{columns[0] if self.answer_column else 'answer'}: missing"
-            reason = f"{missing}; the row has {_names(row.values)} (require_answer = false does without)"
+            missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {_names(row.values)}"
+            hint = "" if self.answer_column else _hint("answer_column", ANSWER_COLUMNS, row.values)
+            reason = f"{missing}{hint or ' (require_answer = false does without)'}"
             return None, reason if self.require_answer else None
         (column, answer), *others = found.items()
         for other, value in others:
@@ -697,6 +700,13 @@ def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
         return values
     same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))])
     return {**values, "prompt": first[:same], names[0]: first[same:], names[1]: second[same:]}
+
+
+def _hint(setting: str, known: Sequence[str], values: Mapping[str, Any]) -> str:
+    """Return the setting that takes a column whose name is almost a known one, such as TRL's ``prompts``."""
+    texts = [n for n, v in values.items() if v is not None and n not in (*PROMPT_COLUMNS, *ANSWER_COLUMNS)]
+    near = next((n for n in texts if difflib.get_close_matches(n.strip().lower(), known, 1, 0.8)), None)
+    return "" if near is None else f"; task.{setting} = {json.dumps(near, ensure_ascii=False)} takes that one"
 
 
 def _prompts(row: Row) -> list[str]:
