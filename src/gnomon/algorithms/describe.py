@@ -129,7 +129,13 @@ def find_piece(name: str) -> type | None:
     pieces = named_pieces()
     found = {canonical(piece): cls for piece, cls in pieces.items()}.get(canonical(name))
     if found is None and ":" not in name:
-        raise ConfigError(unknown("algorithm or piece", name.lower() if name.isupper() else name, [*NAMED, *(cls.__name__ for cls in pieces.values())]))
+        raise ConfigError(
+            unknown(
+                "algorithm or piece",
+                name.lower() if name.isupper() else name,
+                [*NAMED, *(cls.__name__ for cls in pieces.values())],
+            )
+        )
     return found
 
 
