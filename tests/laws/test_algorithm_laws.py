@@ -64,6 +64,7 @@ from gnomon.algorithms import (
 )
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.metrics import Metrics
+from gnomon.core.types import GIVEN
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -404,6 +405,27 @@ def test_minibatches_hold_every_row_once_an_epoch(algorithm: Algorithm, d: Drawn
     assert sorted(rows) == sorted(list(range(len(d.batch))) * algorithm.updates.epochs)
     assert max(map(len, cuts)) - min(map(len, cuts)) <= 1
     assert rows == again
+
+
+@pytest.mark.parametrize("algorithm", [LUFFY, SRFT], ids=lambda a: a.name)
+@few
+@given(drawn(wild=True), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_who_sampled_a_given_answer_never_matters(algorithm: Algorithm, d: Drawn, given_rows: list[bool]):
+    """Beside given answers cuts and order change nothing, and their recorded log-probabilities neither (P33)."""
+    is_given = torch.tensor(given_rows[: len(d.batch)])
+    batch = d.batch.with_fields(version=torch.where(is_given, GIVEN, 0))
+    loss, gradient = loss_and_gradient(algorithm, algorithm.prepare(batch), d.current)
+    cut_loss, cut = loss_and_gradient(algorithm, algorithm.prepare(batch), d.current, d.cuts)
+    turned = torch.arange(len(batch)).flip(0)
+    _, other = loss_and_gradient(algorithm, algorithm.prepare(batch.rows(turned)), d.current[turned])
+    proximal, _ = scored(batch)
+    unknown = {"behavior": batch.behavior, "full_behavior": batch.full_behavior, "proximal": proximal}
+    spoiled = batch.with_fields(**{n: torch.where(is_given[:, None], -1.0, p) for n, p in unknown.items()})
+    _, same_there = loss_and_gradient(algorithm, algorithm.prepare(spoiled), d.current)
+
+    assert cut_loss == approx(loss, abs=1e-12 * size_of(loss, gradient, d.current))
+    for found in (cut, other[turned], same_there):
+        same(found, gradient, 1e-11)
 
 
 def test_spo_is_single_stream():

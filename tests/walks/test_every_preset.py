@@ -48,6 +48,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "fipo": ("algorithm.overlong=none", *FEWER_UPDATES),
     "high-entropy": ("algorithm.overlong=none", "algorithm.correction.share=0.6", *FEWER_UPDATES),
     "kl-cov": ("algorithm.updates.minibatches=2",),
+    "luspo": ("algorithm.updates.minibatches=2",),
     "clip-cov": ("algorithm.updates.minibatches=2",),
     "bapo": ("algorithm.updates.epochs=1", "algorithm.updates.minibatches=1"),
     "vapo": ("algorithm.advantage.policy_lambda.alpha=1.0", *FEWER_UPDATES, *SHORT_PRETRAINING),
