@@ -151,6 +151,9 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
     if experiment.continue_from is not None:
         yield f"It goes on from step {experiment.first_step} of {experiment.continue_from}."
     yield from _limits(resolved)
+    if experiment.rollouts_from is not None:
+        groups = many(len(asked.split.train), "logged group")
+        yield f"It trains on {groups} of {experiment.rollouts_from} and generates none."
     yield from _rows(asked, plan) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
     yield plan.prompt.said
     for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens)):
@@ -165,7 +168,7 @@ def _rows(asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
     row = asked.split.train[0]
     loss = "two of each row, which the loss compares" if row.contrast else _LIKELIHOOD
     yield (
-        f"A step trains on {many(plan.rollouts_per_step, 'row')} of the dataset in one optimizer update: questions of "
+        f"A step trains on {many(plan.prompts_per_step, 'row')} of the dataset in one optimizer update: questions of "
         f"about {asked.mean_prompt_tokens:.0f} tokens, which are read, and answers of about "
         f"{asked.mean_answer_tokens:.0f}, {loss}. No answer is generated in it."
     )

@@ -1,5 +1,6 @@
 """gnomon train EXPERIMENT [key=value ...]: train, evaluate, record."""
 
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -21,6 +22,7 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
     )
+    parser.add_argument("--from", dest="logged", metavar="RUN/rollouts", help="train on what a run logged")
     add_run_options(parser)
     return parser
 
@@ -30,10 +32,11 @@ def run(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
-    check_names(given.experiment, given.overrides)
+    overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
+    check_names(given.experiment, overrides)
     if given.restarts:
-        run_dir = given.run_dir or new_run(given.experiment, given.overrides)
-        again = ["train", given.experiment, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
+        run_dir = given.run_dir or new_run(given.experiment, overrides)
+        again = ["train", given.experiment, *overrides, "--run-dir", str(run_dir), *run_options(given)]
         return restarted(again, run_dir, given.restarts)
 
     with working("loading libraries", is_brief=True):
@@ -42,5 +45,5 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.training.api import train_experiment
 
     with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = train_experiment(load(given.experiment, [*given.overrides, *cluster]), run_dir=given.run_dir)
+        result = train_experiment(load(given.experiment, [*overrides, *cluster]), run_dir=given.run_dir)
     return show(result, as_json=given.json)

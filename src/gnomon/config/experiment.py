@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from gnomon.algorithms import Algorithm, Updates, resolve_with_notes
+from gnomon.algorithms import Algorithm, Uniform, Updates, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
@@ -130,6 +130,9 @@ class Experiment:
         engine: What generates the answers.
         learner: How the model is trained.
         lora: Train a low-rank adapter instead of all weights; none trains all weights.
+        rollouts_from: A folder of rollouts that another run logged (RUN/rollouts), which are trained on in place of new
+            ones (``gnomon train EXPERIMENT --from RUN/rollouts``): with their rewards, and weighed by their
+            log-probabilities where the algorithm does that. Held-out questions are asked as ever.
         continue_from: The folder of a run, or of one of its checkpoints, whose weights, moments and values of prompts
             this run goes on with; ``steps`` count from the beginning of that one. None begins with the model.
         evaluation: When and on what the model is evaluated.
@@ -169,6 +172,7 @@ class Experiment:
     learner: LearnerConfig = LearnerConfig()
     lora: LoraConfig | None = None
     continue_from: str | None = None
+    rollouts_from: str | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     grading: GradingConfig = GradingConfig()
@@ -197,6 +201,7 @@ class Experiment:
         _check_minibatches(self)
         _check_staleness(self)
         _check_supervised(self)
+        _check_logged(self)
         if self.system and self.environment is not None and self.environment.kind == "agent":
             raise ConfigError("an agent writes its own system message, so `system` reaches no prompt; remove it")
         try:
@@ -305,6 +310,34 @@ def _check_supervised(experiment: Experiment) -> None:
         raise ConfigError(
             f"supervised fine-tuning generates nothing that could be old, and max_staleness is "
             f"{experiment.max_staleness!r}; set max_staleness = 0"
+        )
+
+
+def _check_logged(experiment: Experiment) -> None:
+    """Refuse what would have to ask the policy where logged rollouts are trained on."""
+    if experiment.rollouts_from is None:
+        return
+    algorithm = experiment.algorithm
+    wrong = {
+        "environment = none": experiment.environment is not None,
+        "max_staleness = 0": experiment.staleness_bound > 0,
+        'algorithm = "p3o"': algorithm.is_supervised,
+        "algorithm.demonstrated = false": algorithm.demonstrated,
+        "algorithm.keep = none": algorithm.keep is not None,
+        "algorithm.overlong = none": algorithm.overlong is not None,
+        "algorithm.replay = none": algorithm.replay is not None,
+        "algorithm.sampler = Uniform": not isinstance(algorithm.sampler, Uniform),
+        "algorithm.tracker = none": algorithm.tracker is not None,
+        'algorithm.routing = "free"': algorithm.routing == "behavior",
+        "an algorithm that reads no whole distributions": algorithm.top_logprobs is not None,
+        "an algorithm that reads no parts of rewards": "component_rewards" in algorithm.advantage.needs,
+        "an algorithm without hints": bool(algorithm.reference.prompt),
+    }
+    found = [fix for fix, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise ConfigError(
+            f"rollouts_from = '{experiment.rollouts_from}' trains on logged rollouts, and this experiment asks for "
+            f"others or for more than their log says; set {' and '.join(found)}"
         )
 
 
@@ -557,6 +590,8 @@ def anchored(experiment: Experiment) -> Experiment:
         table["lora"]["adapter"] = _absolute(table["lora"]["adapter"])
     if "continue_from" in table:
         table["continue_from"] = _absolute(table["continue_from"])
+    if "rollouts_from" in table:
+        table["rollouts_from"] = _absolute(table["rollouts_from"])
     table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])
     _anchor(table)
     return from_table(table).experiment

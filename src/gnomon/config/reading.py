@@ -153,7 +153,7 @@ def check_names(
 _TRAINING = (
     "budget", "checkpoints", "continue_from", "doctor", "epochs", "evaluation.before", "evaluation.every",
     "learner.gradient_checkpointing", "learner.offload", "learner.optimizer", "learner.processes", "max_staleness",
-    "name", "records", "rollouts_per_step", "staleness", "steps",
+    "name", "records", "rollouts_from", "rollouts_per_step", "staleness", "steps",
 )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
 from gnomon.training.evaluate import Evaluation, Evaluator, Exam, LikelihoodEvaluator, read_evaluations
 from gnomon.training.live_diagnosis import live_diagnosis
+from gnomon.training.logged_rollouts import LoggedRollouts, said_of_policy
 from gnomon.training.mismatch import DecomposedMismatch, MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
@@ -210,7 +211,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         evaluator = _evaluator(session.resolved, session.asked, console, rollouter, learner, publish)
         schedule = _schedule(session, saver, evaluator, pretraining)
         if rollouter is not None:
-            schedule.initialize = _initializing(session, rollouter, budget)
+            schedule.initialize = _initializing(session, rollouter, budget, learner)
         run = Run(components, schedule, progress)
         check_counted(run, parts, [asked.split.train, asked.split.held_out, *asked.split.sets], session.stateless)
         console.start(experiment.steps, learner.version)
@@ -341,7 +342,7 @@ def _evaluator(
 
 
 def _mismatch(experiment: Experiment, engine: EnginePool, learner: Learner, sent: Sending | None) -> MismatchProbe:
-    if experiment.algorithm.is_supervised:
+    if experiment.algorithm.is_supervised or experiment.rollouts_from is not None:
         return NoMismatchProbe()
     # A greedy answer has the log-probabilities of temperature 1.
     drawn = experiment.sampling.temperature or 1.0
@@ -432,6 +433,8 @@ def _stream(
     source: RolloutSource = DatasetRollouter(asked.tokenizer.decode, experiment.algorithm.num_generations)
     if rollouter is not None and not experiment.algorithm.is_supervised:
         source = DemonstratedRollouter(rollouter) if experiment.algorithm.demonstrated else rollouter
+    if isinstance(asked.split.train, LoggedRollouts):
+        source = asked.split.train
     return RolloutScheduler(
         curriculum=chosen.curriculum,
         tasks=asked.split.train,
@@ -598,14 +601,19 @@ def _best_so_far(directory: RunDirectory) -> float:
 
 
 def _initializing(
-    session: TrainingContext, rollouter: Rollouter, meter: BudgetTracker
+    session: TrainingContext, rollouter: Rollouter, meter: BudgetTracker, learner: Learner
 ) -> Callable[[], Awaitable[bool]]:
-    """Return what samples each prompt's initial success rate, where the algorithm asks for that."""
+    """Return what samples each prompt's initial success rate, where the algorithm asks for that.
+
+    Of logged rollouts it says what they are worth.
+    """
     experiment, chosen = session.experiment, session.chosen
 
     async def initialize() -> bool:
         plan, inherited = experiment.algorithm.tracker, session.inherited
         tasks = session.asked.split.train
+        if isinstance(tasks, LoggedRollouts):
+            session.console.say(await said_of_policy(learner, tasks, experiment))
         unknown = range(len(tasks)) if inherited is None else inherited.unknown
         if (
             chosen.tracker is None

@@ -62,6 +62,7 @@ from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 from gnomon.training.eval_spec import checkpoint_of
 from gnomon.training.evaluate import Exam
+from gnomon.training.logged_rollouts import read_logged
 
 _ENDLESS = (
     "neither tokenizer, generation_config.json nor chat template names an end token: every answer goes on to "
@@ -146,6 +147,9 @@ def questions(experiment: Experiment) -> TrainingData:
     answers = experiment.algorithm.dataset_answers
     split = build_split(experiment.task, experiment.held_out, renderer, asked, answers, hint)
     split = _within(split, experiment)
+    if experiment.rollouts_from is not None:
+        logged = read_logged(experiment, tokenizer, split.held_out)
+        split = replace(split, train=logged, repeated=logged.said)
     if is_supervised and len(split.train) < experiment.prompts_per_step:
         raise ConfigError(
             f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to train "
@@ -187,11 +191,12 @@ def _with_steps(loaded: Loaded) -> Loaded:
     experiment = loaded.experiment
     if experiment.epochs is None:
         return loaded
-    _, _, renderer = _reading(experiment)
+    _, tokenizer, renderer = _reading(experiment)
     evaluation = experiment.evaluation
     asked, answers = evaluation.tasks or evaluation.task, experiment.algorithm.dataset_answers
     split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, answers), experiment)
-    rows, each = len(split.train), experiment.prompts_per_step
+    train = split.train if experiment.rollouts_from is None else read_logged(experiment, tokenizer, split.held_out)
+    rows, each = len(train), experiment.prompts_per_step
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
     said = "; ".join((said, *_unequal(experiment.algorithm)))
@@ -317,13 +322,14 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     sampling, exams = sampling_of(experiment, tokenizer), _exams(experiment, tokenizer, split, grading)
     most = sampling.max_completion_length
     is_supervised = experiment.algorithm.is_supervised
-    trained = () if split.train is split.held_out else ((split.train, 0 if is_supervised else most),)
+    is_asked = not is_supervised and experiment.rollouts_from is None
+    trained = () if split.train is split.held_out else ((split.train, most if is_asked else 0),)
     measured = ((split.held_out, 0),) if is_supervised and not exams else ()
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
     untried = []
     judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
-    if trained and grading is not None and not is_supervised:
+    if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
     alike: list[tuple[Grading, SamplingConfig, list[TaskSet]]] = []
     for tasks, by, drawn in judged:

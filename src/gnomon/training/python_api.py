@@ -46,6 +46,7 @@ class Settings(TypedDict, total=False):
     learner: Mapping[str, Any]
     lora: Mapping[str, Any]
     continue_from: str
+    rollouts_from: str
     evaluation: Mapping[str, Any]
     checkpoints: Mapping[str, Any]
     grading: Mapping[str, Any]

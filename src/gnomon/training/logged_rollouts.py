@@ -1,0 +1,175 @@
+"""Rollouts that a run logged, as what another run trains on."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+from gnomon.algorithms import Algorithm
+from gnomon.algorithms.composition import effective_size
+from gnomon.config.experiment import Experiment, load
+from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.progress import counted
+from gnomon.core.types import GIVEN, Group, Rollout, Task
+from gnomon.learner.base import Learner
+from gnomon.models.load import Tokenizer, load_tokenizer
+from gnomon.records.rollouts import read_rollouts
+from gnomon.rollouts.collate import collate
+from gnomon.rollouts.rollout import RolloutTimer
+from gnomon.tasks.base import TaskSet
+
+_MEASURED = 64
+"""Groups that the effective sample size is measured on."""
+
+
+@dataclass(frozen=True)
+class LoggedRollouts:
+    """Groups of logged rollouts: a set of tasks, and what answers each with the group that was logged for it.
+
+    Attributes:
+        groups: Each with a task of its own, whose id names the step and the group.
+        said: What was left out, in words; "" for nothing.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    said: str = ""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.groups[index].task
+
+    @property
+    def generations(self) -> int:
+        """Rollouts of a group."""
+        return len(self.groups[0].rollouts)
+
+    @cached_property
+    def _by_task(self) -> dict[str, Group]:
+        return {group.task.id: group for group in self.groups}
+
+    async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
+        """Return the logged group of a task; nothing is generated."""
+        watch.generated(0)
+        watch.graded()
+        return self._by_task[task.id]
+
+
+def reads_behavior(algorithm: Algorithm) -> bool:
+    """Whether the loss compares with the policy that sampled."""
+    anchors = (algorithm.ratio.anchor, *(getattr(r, "anchor", "") for r in algorithm.regularizers))
+    return algorithm.correction is not None or not {"behavior", "mixture"}.isdisjoint(anchors)
+
+
+def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet) -> LoggedRollouts:
+    """Return the groups that ``experiment.rollouts_from`` kept, but for those of a held-out prompt.
+
+    Raises:
+        UserError: There are none; they are of other tokens or of another temperature; they have no rewards, no
+            log-probabilities where the algorithm reads them, or not ``algorithm.num_generations`` in each group.
+    """
+    place = Path(str(experiment.rollouts_from))
+    place = place / "rollouts" if (place / "rollouts").is_dir() else place
+    files = sorted(place.glob("step-*.jsonl"))
+    if not files or not (place.parent / "experiment.toml").is_file():
+        raise ConfigError(
+            f"rollouts_from = '{experiment.rollouts_from}' has no logged rollouts of a run; name RUN/rollouts, with "
+            "step-*.jsonl in it and experiment.toml beside it (records.rollouts = true writes them)"
+        )
+    _check_source(experiment, tokenizer, load(place.parent / "experiment.toml").experiment, place)
+    forbidden = {held_out[index].prompt for index in range(len(held_out))}
+    groups = [g for path in counted(files, f"reading {place}", len(files)) for g in _groups(path)]
+    kept = [group for group in groups if group.task.prompt not in forbidden]
+    _check_groups(experiment, kept, place)
+    if not reads_behavior(experiment.algorithm):
+        kept = [replace(group, rollouts=tuple(map(_known, group.rollouts))) for group in kept]
+    dropped = len(groups) - len(kept)
+    said = f"{dropped:,} of {len(groups):,} logged groups have a held-out prompt and are left out" if dropped else ""
+    return LoggedRollouts(str(place), tuple(kept), said)
+
+
+async def said_of_policy(learner: Learner, logged: LoggedRollouts, experiment: Experiment) -> str:
+    """Return how much logged rollouts are worth under the learner's policy, in a sentence."""
+    step = -(-len(logged) // _MEASURED)
+    batch = collate(logged.groups[::step], experiment.scoring_temperature)
+    mask = batch.mask & ~batch.is_given[:, None]
+    weighs = reads_behavior(experiment.algorithm)
+    unweighed = "" if weighs else f"; {experiment.algorithm.name} does not weigh them (p3o and algorithm.correction do)"
+    if not bool(mask.any()):
+        return f"logged rollouts have no log-probabilities, so no effective sample size is known{unweighed}"
+    current = (await learner.logprobs(batch)).double()
+    size = effective_size(current - batch.behavior.double(), mask)
+    return (
+        f"logged rollouts: {len(logged):,} groups of {logged.generations}; effective sample size under the policy "
+        f"{size.value:.3f} of the tokens (1 where it is the one that sampled; {len(batch):,} answers measured)"
+        f"{unweighed}"
+    )
+
+
+def _check_source(experiment: Experiment, tokenizer: Tokenizer, source: Experiment, place: Path) -> None:
+    flaw = tokenizer.difference(load_tokenizer(source.model, experiment.trust_remote_code))
+    if flaw is not None:
+        raise ConfigError(
+            f"rollouts_from = '{place}' has the tokens of '{source.model}', and '{experiment.model}' has others: "
+            f"{flaw}; train a model of that family, or name other rollouts"
+        )
+    sampled, scored = source.sampling.temperature or 1.0, experiment.scoring_temperature
+    if sampled != scored:
+        raise ConfigError(
+            f"rollouts_from = '{place}' has log-probabilities of temperature {sampled:g}, and this run scores at "
+            f"{scored:g}; set sampling.temperature = {sampled:g}"
+        )
+
+
+def _groups(path: Path) -> Iterator[Group]:
+    """Yield the groups of a step that its filter kept."""
+    for (step, number), recorded in groupby(read_rollouts(path), lambda r: (r.step, r.group)):
+        members = [each for each in recorded if each.is_kept]
+        if not members:
+            continue
+        name = f"{members[0].rollout.task_id}@{step}.{number}"
+        rollouts = tuple(replace(m.rollout, task_id=name, oldest_version=0, newest_version=0) for m in members)
+        longest = max(rollouts, key=lambda r: len(r.prompt) + len(r.response))
+        task = Task(name, longest.prompt, members[0].question, response=longest.response, mask=longest.mask)
+        yield Group(task, rollouts)
+
+
+def _check_groups(experiment: Experiment, groups: Sequence[Group], place: Path) -> None:
+    if not groups:
+        raise DatasetError(f"rollouts_from = '{place}' has no group to train on")
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    unjudged = sum(not r.grade.is_judged and r.grade.error is None for r in rollouts)
+    if unjudged:
+        raise DatasetError(
+            f"{unjudged:,} of {len(rollouts):,} rollouts of {place} have no reward, as those of gnomon sft; name a run "
+            "of reinforcement learning"
+        )
+    lacking = sum(_is_lacking(rollout) for rollout in rollouts)
+    if lacking and reads_behavior(experiment.algorithm):
+        raise DatasetError(
+            f"{lacking:,} of {len(rollouts):,} rollouts of {place} have no log-probabilities, and the ratio of "
+            f"'{experiment.algorithm.name}' is to the policy that sampled them; name other rollouts, or set "
+            'algorithm.ratio.anchor = "proximal" without a correction, which takes them as the policy\'s own'
+        )
+    sizes, asked = sorted({len(group.rollouts) for group in groups}), experiment.algorithm.num_generations
+    if sizes != [asked]:
+        raise ConfigError(
+            f"the groups of {place} have {' or '.join(map(str, sizes))} rollouts, and algorithm.num_generations is "
+            f"{asked}; set algorithm.num_generations = {sizes[-1]}"
+        )
+
+
+def _is_lacking(rollout: Rollout) -> bool:
+    return any(math.isnan(p) for p, trained in zip(rollout.logprobs, rollout.mask, strict=True) if trained)
+
+
+def _known(rollout: Rollout) -> Rollout:
+    """Return a rollout without log-probabilities as one that was given."""
+    if not _is_lacking(rollout):
+        return rollout
+    unknown = (0.0,) * len(rollout.response)
+    return replace(rollout, logprobs=unknown, full_logprobs=unknown, oldest_version=GIVEN, newest_version=GIVEN)

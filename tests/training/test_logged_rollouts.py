@@ -1,0 +1,142 @@
+"""Learning from the rollouts that a run logged: the same update, what is said first, and what is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gnomon
+from gnomon.cli.main import main
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError, UserError
+from gnomon.core.types import GIVEN
+from gnomon.models.tiny import save_tiny
+from gnomon.training.api import train_experiment
+from gnomon.training.build_data import questions
+from gnomon.training.logged_rollouts import LoggedRollouts, read_logged
+
+QUICK = ("algorithm=p3o", "algorithm.num_generations=4", "rollouts_per_step=16", "sampling.max_completion_length=3")
+MORE = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "held_out.size=5", "steps=1")
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of one step that logged its rollouts."""
+    run = tmp_path_factory.mktemp("logged") / "run"
+    train_experiment(load("tiny", [*QUICK, *MORE]), run)
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    (path,) = (run / "checkpoints" / "step-1").glob("*.safetensors")
+    return load_file(path)
+
+
+def test_a_logged_step_teaches_what_it_taught(logged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """From the same weights P3O makes the same weights of it, to 1e-6; the effective size is said first, and is 1."""
+    settings = (*QUICK, *MORE, "--from", str(logged / "rollouts"), "--run-dir", str(tmp_path / "run"))
+    assert main(["train", "tiny", *settings]) == 0
+
+    said = "".join(capsys.readouterr())
+    assert "logged rollouts: 4 groups of 4; effective sample size under the policy 1.000" in said
+    rows = gnomon.load(tmp_path / "run").rollouts(1)
+    lines = [json.loads(line) for line in (logged / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    assert sorted((row.rollout.response, row.rollout.grade.reward) for row in rows) == sorted(
+        (tuple(line["response"]), line["reward"]) for line in lines
+    )
+    expected, found = weights(logged), weights(tmp_path / "run")
+    assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in expected.items())
+
+
+def altered(logged: Path, folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Return a copy of a run's rollouts with each line changed."""
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "experiment.toml").write_text((logged / "experiment.toml").read_text())
+    lines = (logged / "rollouts" / "step-000001.jsonl").read_text().splitlines()
+    changed = "".join(json.dumps(change(json.loads(line))) + "\n" for line in lines)
+    (folder / "rollouts" / "step-000001.jsonl").write_text(changed)
+    return folder / "rollouts"
+
+
+def unknown(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "logprobs": [None] * len(line["logprobs"])}
+
+
+def unjudged(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "reward": None, "error": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "said"),
+    [
+        (unknown, (), r"16 of 16 rollouts of .* have no log-probabilities, and the ratio of 'p3o'"),
+        (unknown, ("algorithm=decoupled-ppo",), r"have no log-probabilities, and the ratio of 'decoupled-ppo'"),
+        (unjudged, (), r"16 of 16 rollouts of .* have no reward, as those of gnomon sft"),
+        (dict, ("algorithm.num_generations=8",), r"have 4 rollouts, .*set algorithm.num_generations = 4"),
+        (dict, ("sampling.temperature=0.5",), r"of temperature 1, .* scores at 0.5; set sampling.temperature = 1"),
+    ],
+)
+def test_logs_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, Any]], dict[str, Any]], more: tuple[str, ...], said: str, logged: Path, tmp_path: Path
+):
+    """Before a model is loaded, with what to set."""
+    place = altered(logged, tmp_path / "log", change)
+    settings = [*(s for s in QUICK if not more or s.partition("=")[0] != more[0].partition("=")[0]), *MORE, *more]
+
+    with pytest.raises(UserError, match=said):
+        questions(load("tiny", [*settings, "algorithm.num_generations=4", f"rollouts_from={place}", *more]).experiment)
+
+
+def test_logs_without_probabilities_serve_where_none_are_read(logged: Path, tmp_path: Path):
+    """GRPO on them: each is a given answer, which no measure of the sampler counts."""
+    place = altered(logged, tmp_path / "log", unknown)
+
+    train = questions(load("tiny", [*QUICK, *MORE, "algorithm=grpo", f"rollouts_from={place}"]).experiment).split.train
+
+    assert isinstance(train, LoggedRollouts)
+    assert {rollout.oldest_version for group in train.groups for rollout in group.rollouts} == {GIVEN}
+
+
+def test_logs_of_other_tokens_are_refused(logged: Path, tmp_path: Path):
+    """The run's own model says which text each id is."""
+    folder = save_tiny(tmp_path / "other", 1)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary).replace('"A": ', '"\u0100A": '))
+
+    with pytest.raises(ConfigError, match=r"has the tokens of 'tiny', and .* has others: token \d+ is"):
+        questions(load("tiny", [*QUICK, *MORE, f"model={folder}", f"rollouts_from={logged}"]).experiment)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("rollouts_from=nowhere", r"rollouts_from = '.*nowhere' has no logged rollouts of a run; name RUN/rollouts"),
+        ("algorithm=dapo", "set algorithm.keep = none and algorithm.overlong = none"),
+        ("algorithm=spo", "algorithm.sampler = Uniform and algorithm.tracker = none"),
+        ("max_staleness=2", "set max_staleness = 0"),
+    ],
+)
+def test_what_would_have_to_ask_is_refused(more: str, said: str, logged: Path):
+    """Nothing is generated from logs, so what decides about that has no place."""
+    preset = () if more.startswith("algorithm=") else QUICK
+    with pytest.raises(ConfigError, match=said):
+        questions(load("tiny", [*preset, *MORE, f"rollouts_from={logged}", more]).experiment)
+
+
+def test_a_held_out_prompt_of_a_log_is_left_out(logged: Path):
+    """Of four groups one has the prompt of a held-out row: three are trained on, and it is said."""
+    source = questions(load("tiny", [*QUICK, *MORE]).experiment)
+    experiment = load("tiny", [*QUICK, *MORE, f"rollouts_from={logged}"]).experiment
+    whole = read_logged(experiment, source.tokenizer, source.split.held_out)
+
+    kept = read_logged(experiment, source.tokenizer, replace(whole, groups=whole.groups[:1]))
+
+    assert [group.task.id for group in kept.groups] == [
+        group.task.id for group in whole.groups if group.task.prompt != whole.groups[0].task.prompt
+    ]
+    assert "logged groups have a held-out prompt and are left out" in kept.said
