@@ -15,10 +15,10 @@ from gnomon.models.critic import CausalCritic, head_for, write_critic
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from gnomon.rewards.base import Sample
 from gnomon.rewards.exact import Numeric
-from gnomon.rewards.grader_pool import GradingPool
+from gnomon.rewards.grader_pool import GradingPool, Scorer
 from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.model import RewardModel
-from gnomon.training.reward_models import check_reward_models, load_reward_model
+from gnomon.training.reward_models import check_reward_models, load_scorer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -59,6 +59,12 @@ def settings(folder: Path, **changes) -> RewardModel:
     return RewardModel(str(folder), precision="fp32", device="cpu", **changes)
 
 
+def load_reward_model(reward: RewardModel):
+    """Return what gives answers their scores alone."""
+    scorer = load_scorer(reward)
+    return lambda samples: [found if isinstance(found, str) else found[""] for found in scorer(samples)]
+
+
 def checked(reward: RewardModel) -> None:
     check_reward_models([Grading((WeightedReward(reward),))])
 
@@ -77,7 +83,7 @@ def chat_ids(answer: str, question: str = "1 + 1 =") -> list[int]:
 
 def graded(grading: Grading, samples: list[Sample], together: bool = True):
     async def grades():
-        async with GradingPool(grading, load=load_reward_model) as pool:
+        async with GradingPool(grading, load=load_scorer) as pool:
             return await (pool.grade_together(samples) if together else asyncio.gather(*map(pool.grade, samples)))
 
     return asyncio.run(grades())
@@ -239,17 +245,15 @@ def test_a_form_and_a_length_that_the_model_does_not_have_are_refused(tmp_path):
 def test_a_model_that_fails_ends_the_run(tmp_path):
     """A fault of the model itself is no fault of an answer: the pool raises with what to lower."""
 
-    def failing(_):
-        def score(_):
+    class Failing(Scorer):
+        def __call__(self, _):
             raise RuntimeError("out of memory")
 
-        return score
-
     async def grade():
-        async with GradingPool(Grading((WeightedReward(settings(tmp_path)),)), load=failing) as pool:
+        async with GradingPool(Grading((WeightedReward(settings(tmp_path)),)), load=lambda _: Failing()) as pool:
             await pool.grade(SAMPLES[0])
 
-    with pytest.raises(GradingError, match=r"reward model of 'model' failed: .*out of memory.*lower its batch_size"):
+    with pytest.raises(GradingError, match=r"'model' failed: .*out of memory.*lower its batch_size"):
         asyncio.run(grade())
     with pytest.raises(ConfigError, match="nothing here loads models"):
         GradingPool(Grading((WeightedReward(settings(tmp_path)),)))

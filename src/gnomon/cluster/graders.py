@@ -20,7 +20,7 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, from_json, to_json
 from gnomon.rewards.grading_worker import from_sample, to_sample
-from gnomon.training.reward_models import load_reward_model
+from gnomon.training.reward_models import load_scorer
 
 RETURNS = 3
 """Restarts of one grader in a run."""
@@ -78,7 +78,7 @@ class GraderActor:
             os.chdir(order.folder)
         sys.path.extend(folder for folder in order.search if folder not in sys.path and Path(folder).exists())
         try:
-            pool = GradingPool(from_json(order.grading), order.limits, load_reward_model)
+            pool = GradingPool(from_json(order.grading), order.limits, load_scorer)
             await pool.start()
         except GnomonError as error:
             return None, (type(error).__name__, f"on the cluster's machine {home[0]}: {error}")

@@ -64,6 +64,8 @@ class RunDirectory:
     """Logs of the learner's processes, written when one of them was lost."""
     waiting_models = _Entry("checkpoints", ".waiting")
     """Models that other processes wrote, on their way into a checkpoint on the same disk."""
+    judged = _Entry("judged.jsonl")
+    """What judges said, each reply once, by the digest of the request."""
     metrics = _Entry("metrics.jsonl")
     """The metrics: one object per step."""
     evaluations = _Entry("evaluations.jsonl")

@@ -33,6 +33,11 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     """
     named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
     named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
+    evaluation = table.get("evaluation")
+    tasks = evaluation.get("tasks") if isinstance(evaluation, Mapping) else ()
+    judges = _judges([table.get("rewards"), tasks])
+    # A judge is sent the prompts, the answers and the value of any variable that the table names.
+    named += [f"judge at {one.get('url')} with the key in {one.get('variable') or 'no variable'}" for one in judges]
     environment = table.get("environment")
     if isinstance(environment, Mapping):
         named += [f"environment {text}" for text in _texts(environment.get("use")) if text]
@@ -103,6 +108,15 @@ def _texts(node: Any) -> Iterator[str]:
     below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
     for inner in below:
         yield from _texts(inner)
+
+
+def _judges(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every table below a node that has an endpoint."""
+    if isinstance(node, Mapping) and "url" in node:
+        yield node
+    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    for inner in below:
+        yield from _judges(inner)
 
 
 def _functions(rewards: Any) -> list[Any]:

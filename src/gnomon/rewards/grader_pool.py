@@ -8,13 +8,13 @@ This contains mistakes. It is no sandbox: rewards run with the user's rights.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from gnomon.core.errors import ConfigError, GnomonError, GradingError
+from gnomon.core.errors import ConfigError, GnomonError, GradingError, refusal_of
 from gnomon.core.processes.client import ExitReason, ForkServer, Limits
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
@@ -23,10 +23,24 @@ from gnomon.core.types import Grade
 from gnomon.rewards.base import Sample, Verdict
 from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdict
+from gnomon.rewards.judge import RubricJudge
 from gnomon.rewards.model import RewardModel
 
-Score = Callable[[Sequence[Sample]], Sequence[float | str]]
-"""A loaded reward model: answers to one question to their scores, or to the cause why one has none."""
+
+class Scorer(Protocol):
+    """A loaded reward model, or the client of a judge."""
+
+    def __call__(self, samples: Sequence[Sample]) -> Sequence[Mapping[str, float] | str]:
+        """Return what each answer to one question gets, or the cause why it gets nothing.
+
+        What it gets is named by what follows the part's name: "" is the score.
+        """
+        ...
+
+    def close(self) -> None:
+        """Begin nothing new; nothing to do unless said otherwise."""
+        return
+
 
 _SPAWN_ATTEMPTS = 3
 _TRIES = 2
@@ -53,14 +67,15 @@ class GradingPool:
     """
 
     def __init__(
-        self, grading: Grading, limits: Limits | None = None, load: Callable[[RewardModel], Score] | None = None
+        self,
+        grading: Grading,
+        limits: Limits | None = None,
+        load: Callable[[RewardModel | RubricJudge], Scorer] | None = None,
     ) -> None:
         if grading.models and load is None:
             raise ConfigError(f"the reward '{next(iter(grading.models))}' is a model, and nothing here loads models")
         self._load = load
-        self._models: list[tuple[WeightedReward, Score]] = []
-        # One thread: a batch at a time, in the order of asking.
-        self._scoring = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
+        self._models: list[tuple[WeightedReward, Scorer, ThreadPoolExecutor]] = []
         self._grading = grading
         self._limits = limits or Limits()
         self._worker_pool = WorkerPool(
@@ -81,9 +96,11 @@ class GradingPool:
         """
         try:
             for reward in self._grading.rewards:
-                if isinstance(reward.verifier, RewardModel) and self._load is not None:
-                    score = await elsewhere(partial(self._load, reward.verifier), self._scoring)
-                    self._models.append((reward, score))
+                if isinstance(reward.verifier, RewardModel | RubricJudge) and self._load is not None:
+                    # A model computes a batch at a time, in the order of asking; judges are waited for.
+                    workers = reward.verifier.concurrency if isinstance(reward.verifier, RubricJudge) else 1
+                    threads = ThreadPoolExecutor(workers, thread_name_prefix="scores")
+                    self._models.append((reward, await elsewhere(partial(self._load, reward.verifier)), threads))
             await self._worker_pool.open()
             for _ in range(self._limits.workers):
                 self._idle.put_nowait(await self._spawn())
@@ -101,7 +118,9 @@ class GradingPool:
         await asyncio.gather(*self._replacements, return_exceptions=True)
         self._idle.put_nowait(None)
         await self._worker_pool.close()
-        await asyncio.to_thread(self._scoring.shutdown)
+        for _, score, threads in self._models:
+            score.close()
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
         self._models.clear()
 
     async def __aenter__(self) -> Self:
@@ -147,20 +166,22 @@ class GradingPool:
         Raises:
             GradingError: If a model fails.
         """
-        for reward, score in self._models:
+        for reward, score, threads in self._models:
             seen = [(number, part) for number, one in enumerate(samples) if (part := reward.seen(one)) is not None]
             if self._is_closed or not seen:
                 continue
             try:
-                found = await elsewhere(partial(score, [part for _, part in seen]), self._scoring)
+                found = await elsewhere(partial(score, [part for _, part in seen]), threads)
             except Exception as error:
+                if refusal_of(error) is not None:  # a full disk ends a run as it does elsewhere
+                    raise
                 raise GradingError(
-                    f"the reward model of '{reward.part}' failed: {exception_text(error)}; "
+                    f"the model of the reward '{reward.part}' failed: {exception_text(error)}; "
                     "where memory ran out, lower its batch_size"
                 ) from error
             given = {number: value for (number, _), value in zip(seen, found, strict=True)}
             samples = [
-                replace(one, scores={**one.scores, reward.part: given[number]}) if number in given else one
+                replace(one, scores={**one.scores, **_named(reward.part, given.get(number, {}))})
                 for number, one in enumerate(samples)
             ]
         return samples
@@ -258,3 +279,8 @@ class GradingPool:
     @property
     def _names(self) -> str:
         return ", ".join(r.part for r in self._grading.rewards)
+
+
+def _named(part: str, found: Mapping[str, float] | str) -> dict[str, float | str]:
+    """Return what one answer gets by its whole names."""
+    return {part: found} if isinstance(found, str) else {part + end: value for end, value in found.items()}

@@ -19,6 +19,7 @@ from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import Boxed, Exact, Format, LengthPenalty, Numeric, Parsable
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.instructions import Instructions
+from gnomon.rewards.judge import MEASURES, RubricJudge
 from gnomon.rewards.math import Mathematics
 from gnomon.rewards.model import RewardModel
 from gnomon.rewards.reasoning import Reasoning
@@ -35,6 +36,7 @@ AnyVerifier = (
     | Instructions
     | EnvironmentReward
     | RewardModel
+    | RubricJudge
     | UserFunction
 )
 OVERLONG = "overlong"
@@ -118,7 +120,7 @@ class Grading:
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ConfigError("a grading needs at least one reward")
-        names = [r.part for r in self.rewards]
+        names = [r.part for r in self.rewards] + list(self.measured)
         twice = sorted({n for n in names if names.count(n) > 1 or n == OVERLONG})
         if twice:
             raise ConfigError(f"each reward needs a name of its own, not {', '.join(twice)}; set name")
@@ -145,9 +147,15 @@ class Grading:
         )
 
     @property
-    def models(self) -> dict[str, RewardModel]:
-        """The reward models by the name of their part."""
-        return {r.part: r.verifier for r in self.rewards if isinstance(r.verifier, RewardModel)}
+    def models(self) -> dict[str, RewardModel | RubricJudge]:
+        """The reward models and judges by the name of their part."""
+        return {r.part: r.verifier for r in self.rewards if isinstance(r.verifier, RewardModel | RubricJudge)}
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What is recorded of judges beside their grade, as parts without a weight."""
+        judges = (part for part, verifier in self.models.items() if isinstance(verifier, RubricJudge))
+        return tuple(part + measure for part in judges for measure in MEASURES)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -207,6 +215,7 @@ class Grading:
 
     def _sum(self, sample: Sample, parts: dict[str, float]) -> Verdict:
         total = sum(r.weight * parts[r.part] for r in self.rewards if r.part in parts)
+        parts |= {name: float(sample.scores[name]) for name in self.measured if name in sample.scores}
         if self.overlong is not None:
             try:
                 parts[OVERLONG] = self.overlong(sample)

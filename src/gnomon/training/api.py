@@ -47,6 +47,7 @@ from gnomon.records.run_card import Card, questions_of, run_card, write_card, wr
 from gnomon.records.sinks import check_sinks
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import UserFunction
+from gnomon.rewards.judge_client import JudgeCache
 from gnomon.rewards.reward_trial import made_answers, try_rewards
 from gnomon.rollouts.agent import try_agent
 from gnomon.rollouts.environment_trial import try_environment
@@ -137,7 +138,16 @@ def train_experiment(
             if asked.exams:
                 console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
             return _run(
-                TrainingContext(resolved, asked, chosen, directory, console, None, callbacks, inherited),
+                TrainingContext(
+                    resolved,
+                    replace(asked, judged=JudgeCache(directory.judged)),
+                    chosen,
+                    directory,
+                    console,
+                    None,
+                    callbacks,
+                    inherited,
+                ),
                 None,
                 stop or StopRequest(),
             )
@@ -244,6 +254,7 @@ def _go_on(
         asked, chosen = _prepared(resolved, console)
         _refuse_other_questions(directory, asked)
         _try_rewards(experiment, asked, console)
+        asked = replace(asked, judged=JudgeCache(directory.judged))
         inherited = _inherited(parent, experiment, asked, chosen, console)
         if extension is not None:
             extension.write(directory)
@@ -481,7 +492,7 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
         ConfigError, RewardError: If an environment or a reward fails, or returns what it may not.
         ModelError: If a reward model cannot be used.
     """
-    check_reward_models(asked.gradings)
+    check_reward_models(asked.gradings, experiment.cluster.kind != "none")
     if not experiment.rewards and experiment.environment is None:
         return
     if experiment.algorithm.is_supervised and not asked.exams:

@@ -32,7 +32,6 @@ from gnomon.records.sinks import build_sinks
 from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
-from gnomon.rewards.grading import Grading
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout
 from gnomon.rollouts.collate import Collate, HintedPrompts, collate
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter, DemonstratedRollouter
@@ -333,7 +332,7 @@ def _evaluator(
     """
     judged = None
     if rollouter is not None and asked.exams:
-        judged = Evaluator(ExamRooms(resolved, asked.judging, rollouter, console.warn).ask, asked.exams)
+        judged = Evaluator(ExamRooms(resolved, asked, rollouter, console.warn).ask, asked.exams)
     rows, experiment = asked.split.held_out if asked.split.is_answered else None, resolved.experiment
     if learner is None or not experiment.algorithm.is_supervised or not (rows or judged):
         return judged
@@ -377,7 +376,7 @@ async def _judge(
     if resolved.experiment.algorithm.is_supervised and not asked.exams:
         return None
     with console.phase("starting graders"):
-        pool = await stack.enter_async_context(judging(resolved, asked.judging, cluster, console.warn))
+        pool = await stack.enter_async_context(judging(resolved, asked.judging, cluster, console.warn, asked.judged))
     return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 
@@ -458,7 +457,7 @@ class ExamRooms:
     """Where held-out sets are asked: through the run's own rollouter, judged by the run's graders or by a set's own."""
 
     resolved: Resolved
-    grading: Grading
+    asked: TrainingData
     rollouter: Rollouter
     warn: Callable[[str], None]
 
@@ -466,10 +465,10 @@ class ExamRooms:
     async def ask(self, exam: Exam) -> AsyncIterator[Rollouter]:
         """Give what asks and grades the set; graders of its own end with it."""
         own = replace(self.rollouter, generations=exam.samples, sampling=exam.sampling)
-        if exam.grading == self.grading:
+        if exam.grading == self.asked.judging:
             yield own
             return
-        async with judging(self.resolved, exam.grading, None, self.warn) as pool:
+        async with judging(self.resolved, exam.grading, None, self.warn, self.asked.judged) as pool:
             judge = BudgetedGrader(pool, ErrorBudget(self.resolved.experiment.grading.max_error_fraction))
             yield replace(own, grader=judge, together=judge.grade_together if exam.grading.may_be_joint else None)
 

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from gnomon.rewards.code.reward import Code
 from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
 from gnomon.rewards.grading import Grading, WeightedReward, allowed
+from gnomon.rewards.judge_client import JudgeCache
 from gnomon.rewards.sandbox.selftest import enforced_by
 from gnomon.rollouts.agent import PolicyTemplates
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
@@ -79,6 +80,7 @@ class TrainingData:
         form: What a checkpoint has besides weights.
         untried: Which answers the data check did not try, in words; "" where it tried all.
         exams: The held-out sets as they are asked; none where nothing is held out.
+        judged: What judges said before; in a file of the run where there is one.
     """
 
     tokenizer: Tokenizer
@@ -89,6 +91,7 @@ class TrainingData:
     form: SavedForm = SavedForm()
     untried: str = ""
     exams: tuple[Exam, ...] = ()
+    judged: JudgeCache = field(default_factory=JudgeCache)
 
     @property
     def gradings(self) -> tuple[Grading, ...]:

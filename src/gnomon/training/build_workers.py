@@ -4,6 +4,7 @@ import asyncio
 import importlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +17,11 @@ from gnomon.learner.worker_group import LocalWorkerGroup
 from gnomon.models.size import outline
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
+from gnomon.rewards.judge_client import JudgeCache
 from gnomon.training.build_data import grading_limits
 from gnomon.training.build_engines import load_network, sending, serve
 from gnomon.training.resolve import Resolved
-from gnomon.training.reward_models import load_reward_model
+from gnomon.training.reward_models import load_scorer
 from gnomon.training.weight_sync import Sending
 
 Warn = Callable[[str], None]
@@ -86,12 +88,12 @@ def cluster_room() -> Any:
     return importlib.import_module("gnomon.cluster.hook")
 
 
-def judging(resolved: Resolved, grading: Grading, cluster: RunCluster | None, warn: Warn) -> Any:
-    """Return what judges answers: a `GradingPool`, or graders on a cluster with the same methods."""
+def judging(resolved: Resolved, grading: Grading, cluster: RunCluster | None, warn: Warn, said: JudgeCache) -> Any:
+    """Return what judges answers: a `GradingPool` that knows what judges ``said``, or graders on a cluster."""
     limits = grading_limits(resolved.experiment)
-    return (
-        GradingPool(grading, limits, load_reward_model) if cluster is None else cluster.graders(grading, limits, warn)
-    )
+    if cluster is not None:
+        return cluster.graders(grading, limits, warn)
+    return GradingPool(grading, limits, partial(load_scorer, said=said))
 
 
 def staged(

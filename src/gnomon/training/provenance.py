@@ -18,6 +18,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import Card, sessions_of
 from gnomon.rewards.function import UserFunction
+from gnomon.rewards.judge import RubricJudge
 from gnomon.tasks.environment import PYTHON
 
 _MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
@@ -107,6 +108,9 @@ def say_whose_code(experiment: Experiment, console: Console) -> None:
     """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
     for code in foreign_code(experiment):
         console.say(f"runs your code: {code}")
+    tasks = (reward for task in experiment.evaluation.tasks for reward in task.rewards)
+    for judge in (r.verifier for r in (*experiment.rewards, *tasks) if isinstance(r.verifier, RubricJudge)):
+        console.say(f"asks a judge: {judge.url}, {f'with the key in {judge.variable}' if judge.variable else 'no key'}")
     for model, own in own_code_of(experiment).items():
         console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
 

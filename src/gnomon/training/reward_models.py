@@ -1,7 +1,7 @@
 """Reward models: checked before the run's model is loaded, and loaded where the graders are."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,10 @@ from gnomon.models.classifier import Classifier, ClassifierFiles, Encoded, load_
 from gnomon.models.device import resolve_device
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import spoken_by
+from gnomon.rewards.grader_pool import Scorer
 from gnomon.rewards.grading import Grading
+from gnomon.rewards.judge import RubricJudge
+from gnomon.rewards.judge_client import JudgeCache, JudgeClient
 from gnomon.rewards.model import RewardModel
 from gnomon.tasks.chat import hide
 
@@ -20,41 +23,55 @@ _PROBE = Sample("1 + 1 =", "2")
 
 
 @dataclass(frozen=True)
-class ModelScorer:
+class ModelScorer(Scorer):
     """A loaded reward model: answers to one question to their scores, or to the cause why one has none."""
 
     settings: RewardModel
     classifier: Classifier
     output: int
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | str]:
+    def __call__(self, samples: Sequence[Sample]) -> list[Mapping[str, float] | str]:
         """Return each answer's score; one that cannot be rendered, is too long, or is no number has its cause."""
         read = [_read(self.settings, self.classifier.files, sample) for sample in samples]
         rows = [row for row in read if not isinstance(row, str)]
         scores = iter(self._scaled(rows) if rows else ())
         return [row if isinstance(row, str) else next(scores) for row in read]
 
-    def _scaled(self, rows: Sequence[Encoded]) -> list[float | str]:
+    def _scaled(self, rows: Sequence[Encoded]) -> list[Mapping[str, float] | str]:
         logits, plan = self.classifier.logits(rows, self.settings.batch_size).double(), self.settings
         scaled = logits.softmax(-1) if plan.scaling == "softmax" else logits
         chosen = scaled[:, self.output].sigmoid() if plan.scaling == "sigmoid" else scaled[:, self.output]
         found = ((chosen - plan.mean) / plan.std).tolist()
-        return [score if math.isfinite(score) else f"its score is {score}" for score in found]
+        return [{"": score} if math.isfinite(score) else f"its score is {score}" for score in found]
 
 
-def check_reward_models(gradings: Iterable[Grading]) -> None:
-    """Check every reward model by its files, without reading a weight.
+def check_reward_models(gradings: Iterable[Grading], on_cluster: bool = False) -> None:
+    """Check every reward model by its files, without reading a weight, and ask every judge once.
 
     Raises:
-        ModelError: If one has no head, or weights are missing.
-        ConfigError: If its label, scaling, form, device or length cannot be meant.
+        ModelError: If a model has no head, or weights are missing.
+        ConfigError: If its label, scaling, form, device or length cannot be meant, or a judge is asked on a cluster.
+        RewardError: If a judge has no key or cannot be asked.
     """
-    for part, settings in {each for grading in gradings for each in grading.models.items()}:
-        _checked(settings, part)
+    for part, settings in dict.fromkeys(each for grading in gradings for each in grading.models.items()):
+        if isinstance(settings, RewardModel):
+            _checked(settings, part)
+        elif on_cluster:
+            raise ConfigError(
+                f"the reward '{part}' is a judge, and graders on a cluster keep no record of what a judge said; run "
+                "without a cluster (cluster.kind = 'none')"
+            )
+        else:
+            JudgeClient(settings, JudgeCache()).try_once()
 
 
-def load_reward_model(settings: RewardModel) -> Callable[[Sequence[Sample]], list[float | str]]:
-    """Return a reward model with its weights. Raises as `check_reward_models` does."""
+def load_scorer(settings: RewardModel | RubricJudge, said: JudgeCache | None = None) -> Scorer:
+    """Return a reward model with its weights, or a judge's client that knows what was ``said`` before.
+
+    Raises as `check_reward_models` does.
+    """
+    if isinstance(settings, RubricJudge):
+        return JudgeClient(settings, JudgeCache() if said is None else said)
     files, output, device = _checked(settings, settings.kind)
     dtype = dtype_of(resolve_precision(settings.precision, str(device)))
     return ModelScorer(settings, load_classifier(files, dtype, device), output)

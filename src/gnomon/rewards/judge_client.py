@@ -1,0 +1,214 @@
+"""The client of a judge: votes by HTTP, tries that are bounded, and a file of what the judge said.
+
+A reply counts only as the JSON object that was asked for. What a judge said is kept by the request's digest: a run that
+goes on reads there what it was told before, and no request is made twice.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.errors import RewardError
+from gnomon.core.processes.exceptions import shorten
+from gnomon.rewards.base import Sample, VerifierError
+from gnomon.rewards.grader_pool import Scorer
+from gnomon.rewards.judge import BEST, RubricJudge
+
+_AGAIN = (408, 409, 425, 429)
+_LONGEST_REPLY = 1 << 22
+_PER_MILLION = 1e-6
+
+
+class JudgeCache:
+    """What a judge said, by the digest of what it was asked; in a file of JSON lines, or in memory alone.
+
+    Args:
+        path: The file; None keeps nothing beyond the process. A last line that was cut off is left out.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._known: dict[str, dict[str, Any]] = {}
+        self._gates: dict[str, threading.Lock] = {}
+        if path is None or not path.is_file():
+            return
+        whole, newline, cut = path.read_bytes().rpartition(b"\n")
+        if cut:
+            os.truncate(path, len(whole) + len(newline))
+        for line in whole.splitlines():
+            said = json.loads(line)
+            self._known[said["request"]] = said
+
+    def said(self, request: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was said to a request; where it was never made, ``ask`` makes it, and its reply is kept first."""
+        with self._lock:
+            gate = self._gates.setdefault(request, threading.Lock())
+        with gate:
+            if request not in self._known:
+                reply = {"request": request, **ask()}
+                with self._lock:
+                    self._write(reply)
+                self._known[request] = reply
+            return self._known[request]
+
+    def _write(self, reply: dict[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("ab") as file:
+                file.write(json.dumps(reply).encode() + b"\n")
+
+
+class JudgeClient(Scorer):
+    """Asks a judge for its votes on answers.
+
+    Args:
+        settings: The judge.
+        cache: What it said before.
+
+    Raises:
+        RewardError: The variable that should hold the key is not set.
+    """
+
+    def __init__(self, settings: RubricJudge, cache: JudgeCache) -> None:
+        self._settings, self._cache = settings, cache
+        self._key = os.environ.get(settings.variable, "") if settings.variable else ""
+        if settings.variable and not self._key:
+            raise RewardError(
+                f"the judge's key should be in the environment variable {settings.variable}, which is not set; "
+                f"export {settings.variable}=..., or set variable = '' for an endpoint without a key"
+            )
+        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="judge")
+        self._closed = threading.Event()
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def try_once(self) -> None:
+        """Ask for one vote on a made answer.
+
+        Raises:
+            RewardError: If the judge cannot be asked, with the cause.
+        """
+        try:
+            self._said(Sample("1 + 1 =", "2"), 0)
+        except VerifierError as error:
+            raise RewardError(f"the judge '{self._settings.judge}' at {self._settings.url}: {error}") from error
+
+    def __call__(self, samples: Sequence[Sample]) -> list[Mapping[str, float] | str]:
+        """Return each answer's score, agreement, tokens and cost by the end of their names, or why it has none."""
+        asked = [[self._threads.submit(self._said, s, n) for n in range(self._settings.votes)] for s in samples]
+        found: list[Mapping[str, float] | str] = []
+        for votes in asked:
+            try:
+                found.append(self._counted([vote.result() for vote in votes]))
+            except VerifierError as error:
+                found.append(str(error))
+        return found
+
+    def close(self) -> None:
+        """Make no further request."""
+        self._closed.set()
+
+    def _counted(self, said: Sequence[dict[str, Any]]) -> dict[str, float]:
+        plan = self._settings
+        votes = [plan.vote(each["grades"]) for each in said]
+        gap = max(votes) - min(votes)
+        if gap > plan.max_disagreement:
+            shown = ", ".join(f"{vote:.2f}" for vote in votes)
+            raise VerifierError(
+                f"the judge's votes are {shown}: they differ by {gap:.2f}, more than max_disagreement = "
+                f"{plan.max_disagreement:g}"
+            )
+        counted = {"": sum(votes) / len(votes), "_agreement": 1.0 - gap}
+        if all(each["tokens"] is not None for each in said):
+            read, written = (float(sum(each["tokens"][side] for each in said)) for side in (0, 1))
+            cost = (read * plan.input_price + written * plan.output_price) * _PER_MILLION
+            counted |= {"_tokens": read + written} | ({"_cost": cost} if plan.input_price or plan.output_price else {})
+        return counted
+
+    def _said(self, sample: Sample, vote: int) -> dict[str, Any]:
+        """Return one vote: grades, and tokens read and written where the endpoint says.
+
+        Raises:
+            VerifierError: If there is none after all attempts.
+        """
+        plan = self._settings
+        body = {
+            "model": plan.judge,
+            "messages": plan.messages(sample),
+            "temperature": plan.temperature,
+            "max_tokens": plan.max_tokens,
+        }
+        digest = hashlib.sha256(json.dumps([plan.url, body, vote], sort_keys=True).encode()).hexdigest()
+        return self._cache.said(digest, partial(self._asked, body))
+
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        plan, cause = self._settings, ""
+        for attempt in range(plan.attempts):
+            if self._closed.wait(plan.pause_seconds * 2 ** (attempt - 1) if attempt else 0):
+                raise VerifierError("the run ended before the judge was asked")
+            try:
+                return _read(self._reply(body), len(plan.criteria))
+            except _Unusable as error:
+                cause = shorten(str(error))
+                if error.is_final:
+                    break
+        raise VerifierError(f"the judge gave no grades in {attempt + 1} of {plan.attempts} attempts: {cause}")
+
+    def _reply(self, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        request = urllib.request.Request(
+            f"{self._settings.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
+        )
+        try:
+            with self._opener.open(request, timeout=self._settings.timeout_seconds) as reply:
+                return json.loads(reply.read(_LONGEST_REPLY))
+        except urllib.error.HTTPError as error:
+            with error:
+                text = self._without_key(error.read(300).decode(errors="replace"))
+            is_final = error.code < 500 and error.code not in _AGAIN
+            raise _Unusable(f"HTTP {error.code}: {' '.join(text.split())}", is_final) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _Unusable(self._without_key(f"{type(error).__name__}: {error}")) from None
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+class _Unusable(Exception):
+    """A request that brought no grades. is_final: another one would bring none either."""
+
+    def __init__(self, cause: str, is_final: bool = False) -> None:
+        super().__init__(cause)
+        self.is_final = is_final
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection, which would carry the key to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+        return
+
+
+def _read(reply: Any, count: int) -> dict[str, Any]:
+    """Return grades and tokens of a reply; raise _Unusable for anything but the object that was asked for."""
+    try:
+        text = reply["choices"][0]["message"]["content"]
+        fenced = re.fullmatch(r"\s*```(?:json)?\s*(.*?)\s*```\s*", text, re.DOTALL)
+        grades = json.loads(fenced[1] if fenced else text)["grades"]
+        numbers = [float(grade) for grade in grades if type(grade) in (int, float) and 0 <= grade <= BEST]
+        if not isinstance(grades, list) or len(grades) != count or len(numbers) != count:
+            raise ValueError(f"{count} numbers from 0 to {BEST} were asked for")
+        usage = reply.get("usage") or {}
+        tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise _Unusable(f"the reply is not what was asked for ({error}): {json.dumps(reply)[:200]}") from None
+    return {"grades": numbers, "reply": text, "tokens": tokens if all(type(t) is int for t in tokens) else None}
