@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gnomon.config.experiment import load
+from gnomon.diagnosis.facts import Facts
 from gnomon.training.api import train_experiment
 
 QUICK = ("learner.precision=fp32", "evaluation.before=false", "checkpoints.every=0", "max_staleness=0")
@@ -60,3 +61,10 @@ def test_a_run_tells_good_answers_from_bad_ones(tmp_path: Path):
     rewards = [row.rollout.grade.reward for row in run.rollouts(1)]
     assert set(rewards[::2]) == {1, -1}
     assert set(rewards[1::2]) == {None}
+
+
+@pytest.mark.parametrize("table", [{"algorithm": {"samples": "pairs"}}, {"rollouts_from": "runs/first/rollouts"}])
+def test_rules_about_sampling_are_silent_of_given_answers(table: dict[str, Any]):
+    """Nobody samples in such a run, so no mismatch and no reward that stands still is a finding."""
+    assert Facts.of(table).is_supervised
+    assert not Facts.of({"algorithm": {"samples": "policy"}}).is_supervised

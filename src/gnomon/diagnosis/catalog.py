@@ -54,7 +54,7 @@ _ALL: tuple[Rule, ...] = (
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule; causes come before their consequences."""
 SUPERVISED = frozenset((RefusedSteps.name, GradientNorm.name, HeldOutLoss.name, Throughput.name))
-"""Rules that have a meaning where the dataset's answers are trained on."""
+"""Rules that have a meaning where answers are trained on that the run does not sample."""
 
 
 def chosen(names: Sequence[str] = ()) -> tuple[Rule, ...]:

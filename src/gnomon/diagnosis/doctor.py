@@ -48,7 +48,7 @@ class Doctor:
     def __init__(self, table: Mapping[str, Any], rules: Sequence[Rule] = tuple(RULES.values())) -> None:
         self.history = History()
         self._facts = Facts.of(table)
-        # Most rules are about sampled answers and their rewards; the dataset's answers have neither.
+        # Most rules are about the answers that a run samples; the dataset's and logged ones are none.
         self._rules = tuple(rule for rule in rules if not self._facts.is_supervised or rule.name in SUPERVISED)
         self._known: dict[str, _Known] = {}
 

@@ -25,7 +25,7 @@ class Facts:
         weights: Weights of the reward's components by name, in their order. The first one is the run's main objective.
         preset: The algorithm's name.
         initial: Initial values of a tracker; "" without a tracker.
-        is_supervised: Whether the dataset's answers are trained on.
+        is_supervised: Whether answers are trained on that the run does not sample: the dataset's, or logged ones.
     """
 
     steps: int = 0
@@ -64,7 +64,7 @@ class Facts:
             budget=_at(_at(table, "sampling", _NONE), "max_completion_length", 0),
             weights=_weights(_at(table, "rewards", _NOTHING)),
             preset=_at(algorithm, "name", ""),
-            is_supervised=_at(algorithm, "samples", "policy") == "data",
+            is_supervised=_at(algorithm, "samples", "policy") != "policy" or _at(table, "rollouts_from", "") != "",
             initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
         )
 
