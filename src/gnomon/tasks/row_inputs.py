@@ -1,12 +1,13 @@
 """Columns of a row that mean input: what goes into the prompt beside the question, or is refused. No torch."""
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, on_one_line, shortened
 from gnomon.tasks.base import Content, Further
 
 UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
@@ -171,3 +172,21 @@ def _is_empty(value: Any) -> bool:
     if isinstance(value, str | list | tuple | Mapping | bytes):
         return len(value) == 0 or (isinstance(value, str) and not value.strip())
     return value is None
+
+
+def names_in(values: Mapping[str, Any], setting: str | None = None, known: Sequence[str] = ()) -> str:
+    """Return the names of a row's columns, and the setting that takes one that is almost named as a known one.
+
+    Args:
+        values: The row.
+        setting: The setting of a task that names a column.
+        known: The columns that are taken without it.
+
+    >>> names_in({"prompts": "1+1="}, "prompt_column", ("prompt", "question"))
+    'prompts; task.prompt_column = "prompts" takes that one'
+    """
+    shown = (on_one_line(name) if name and name == name.strip() else repr(name) for name in values)
+    said = shortened(", ".join(shown), 200) or "nothing"
+    new = [name for name, value in values.items() if setting and value is not None and name not in known]
+    near = next((n for n in new if difflib.get_close_matches(n.strip().lower(), known, 1, 0.8)), None)
+    return said if near is None else f"{said}; task.{setting} = {json.dumps(near, ensure_ascii=False)} takes that one"

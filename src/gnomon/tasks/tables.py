@@ -19,14 +19,14 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gnomon.core.errors import ConfigError, DatasetError, on_one_line, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
 from gnomon.core.types import Message
 from gnomon.tasks.base import Content
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.question import ListDataset, Question, digest
-from gnomon.tasks.row_inputs import Wording, further_of
+from gnomon.tasks.row_inputs import Wording, further_of, names_in
 from gnomon.tasks.row_values import Reading, Unread, number_text, written
 from gnomon.tasks.split import Repetitions
 
@@ -587,9 +587,8 @@ class TableTask:
             column = next(whole, column)  # a prompt beside them is the first of them
         if column is None or row.values.get(column) is None:
             column = column or next((c for c in PROMPT_COLUMNS if c in row.values), "prompt")
-            state = "null" if column in row.values else "missing"
-            hint = "" if self.prompt_column else _hint("prompt_column", PROMPT_COLUMNS, row.values)
-            return None, f"{column}: {state}; the row has {_names(row.values)}{hint}"
+            near = names_in(row.values, None if self.prompt_column else "prompt_column", PROMPT_COLUMNS)
+            return None, f"{column}: {'null' if column in row.values else 'missing'}; the row has {near}"
         value, turns, flaw = self._completed(row.values, column)
         if flaw is not None:
             return None, flaw
@@ -615,7 +614,7 @@ class TableTask:
         try:
             content = self.wording.around(content, row.values)
         except KeyError as error:
-            return None, f"task.template: no column {error}; the row has {_names(row.values)}"
+            return None, f"task.template: no column {error}; the row has {names_in(row.values)}"
         columns = {k: v for k, v in row.values.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
@@ -643,7 +642,7 @@ class TableTask:
             return asked, (), None
         given = values.get("completion" if name == "auto" else name)
         if given is None and name != "auto":
-            return asked, (), f"{name}: missing; the row has {_names(values)}"
+            return asked, (), f"{name}: missing; the row has {names_in(values)}"
         if given is None:
             first = _first_answer(asked)
             if first is None:
@@ -656,7 +655,7 @@ class TableTask:
         """Return the messages of the answer that the chosen one is preferred to, and what is wrong with them."""
         name = self.rejected_column
         if name is None or values.get(name) is None:
-            return (), None if name is None else f"{name}: missing; the row has {_names(values)}"
+            return (), None if name is None else f"{name}: missing; the row has {names_in(values)}"
         turns, flaw = _turns(values[name])
         if flaw is None and turns == chosen:
             flaw = f"is the same as {self.completion_column}, so neither is preferred; remove the row"
@@ -667,9 +666,9 @@ class TableTask:
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
         found = {c: _as_answer(a) for c in columns if (a := _reach(row.values, c)) is not None}
         if not found:
-            missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {_names(row.values)}"
-            hint = "" if self.answer_column else _hint("answer_column", ANSWER_COLUMNS, row.values)
-            reason = f"{missing}{hint or ' (require_answer = false does without)'}"
+            near = names_in(row.values, None if self.answer_column else "answer_column", ANSWER_COLUMNS)
+            missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {near}"
+            reason = f"{missing}{'' if ' takes ' in near else ' (require_answer = false does without)'}"
             return None, reason if self.require_answer else None
         (column, answer), *others = found.items()
         for other, value in others:
@@ -702,23 +701,11 @@ def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return {**values, "prompt": first[:same], names[0]: first[same:], names[1]: second[same:]}
 
 
-def _hint(setting: str, known: Sequence[str], values: Mapping[str, Any]) -> str:
-    """Return the setting that takes a column whose name is almost a known one, such as TRL's ``prompts``."""
-    texts = [n for n, v in values.items() if v is not None and n not in (*PROMPT_COLUMNS, *ANSWER_COLUMNS)]
-    near = next((n for n in texts if difflib.get_close_matches(n.strip().lower(), known, 1, 0.8)), None)
-    return "" if near is None else f"; task.{setting} = {json.dumps(near, ensure_ascii=False)} takes that one"
-
-
 def _prompts(row: Row) -> list[str]:
     """Return the columns that may be the prompt and hold different things; chats repeat the question and count not."""
     texts = {name: row.values.get(name) for name in PROMPT_COLUMNS}
     first = {str(text): name for name, text in reversed(texts.items()) if isinstance(text, str)}
     return [name for name in PROMPT_COLUMNS if name in first.values()]
-
-
-def _names(values: Mapping[str, Any]) -> str:
-    shown = (on_one_line(name) if name and name == name.strip() else repr(name) for name in values)
-    return shortened(", ".join(shown), 200) or "nothing"
 
 
 def _shown(value: Any) -> str:
