@@ -31,7 +31,7 @@ from gnomon.tasks.tables import TableTask
 from gnomon.training.evaluate import read_evaluations
 from gnomon.training.nonfinite_guard import refused_in_a_row
 
-QUICK, THOROUGH = 25, 500
+QUICK, THOROUGH = 25, 1000
 KNOWN = (UserError, RunError)
 BATCH = {
     "format": "gnomon-batch/1",
@@ -261,7 +261,7 @@ def test_any_bytes_are_an_error_or_an_answer(tmp_path_factory: pytest.TempPathFa
 def test_any_bytes_are_an_error_or_an_answer_very_often(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ):
-    """The same, 500 times a file."""
+    """The same, 1,000 times a file."""
     _mutate(tmp_path_factory, name, data)
 
 

@@ -16,7 +16,7 @@ from gnomon.models.load import check_model, load_model, load_tokenizer
 from gnomon.models.tiny import save_tiny
 from gnomon.models.values import ValueHead
 
-QUICK, THOROUGH = 20, 300
+QUICK, THOROUGH = 20, 1000
 WRITTEN = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 # Which tiny has not, and other models have.
 OTHERS = ("model.safetensors.index.json", "special_tokens_map.json", "added_tokens.json")
@@ -117,5 +117,5 @@ def test_any_change_is_an_error_or_a_model(tmp_path_factory: pytest.TempPathFact
 def test_any_change_is_an_error_or_a_model_very_often(
     tmp_path_factory: pytest.TempPathFactory, sound: Path, data: st.DataObject
 ):
-    """The same, 300 times."""
+    """The same, 1,000 times."""
     _mutate(tmp_path_factory.mktemp("fuzz") / "model", sound, data)

@@ -28,7 +28,7 @@ from gnomon.rewards.code.cases import read_cases
 from gnomon.tasks.tools import find_calls
 from gnomon.training.provenance import latest_session
 
-QUICK, THOROUGH = 40, 500
+QUICK, THOROUGH = 40, 1000
 STEP = 4
 ROLLOUTS, ANSWERS = f"rollouts/step-{STEP:06d}.jsonl", f"evaluations/step-{STEP:06d}.jsonl"
 CARD = {
@@ -132,7 +132,7 @@ def test_any_change_spoils_no_view(tmp_path_factory: pytest.TempPathFactory, sou
 def test_any_change_spoils_no_view_very_often(
     tmp_path_factory: pytest.TempPathFactory, sound: Path, data: st.DataObject
 ):
-    """The same, 500 times."""
+    """The same, 1,000 times."""
     _mutate(tmp_path_factory.mktemp("fuzz") / "run", sound, data)
 
 

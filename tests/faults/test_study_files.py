@@ -27,7 +27,7 @@ from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask
 from gnomon.training.build_data import questions
 
-QUICK, THOROUGH = 25, 500
+QUICK, THOROUGH = 25, 1000
 TINY = to_toml(load("tiny").experiment)
 LIMIT = RunLimit(1000.0, "tokens")
 CLAIM = """
@@ -174,7 +174,7 @@ def test_any_bytes_are_an_error_or_an_answer(tmp_path_factory: pytest.TempPathFa
 def test_any_bytes_are_an_error_or_an_answer_very_often(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ):
-    """The same, 500 times a file."""
+    """The same, 1,000 times a file."""
     _mutate(tmp_path_factory.mktemp("fuzz"), name, data)
 
 
@@ -237,7 +237,7 @@ def test_any_change_of_a_run_is_an_error_or_compared(
 def test_any_change_of_a_run_is_an_error_or_compared_very_often(
     tmp_path_factory: pytest.TempPathFactory, run: Path, data: st.DataObject
 ):
-    """The same, 500 times."""
+    """The same, 1,000 times."""
     _mutate_run(tmp_path_factory.mktemp("fuzz") / "run", run, data)
 
 
