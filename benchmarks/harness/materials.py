@@ -82,7 +82,9 @@ def make_groups(shape: BenchShape, vocabulary: int) -> tuple[Group, ...]:
 def make_batch(shape: BenchShape, vocabulary: int) -> Batch:
     """Return `make_groups` as a batch, with a tracked baseline of one half for algorithms that read one."""
     batch = collate(make_groups(shape, vocabulary), 1.0)
-    return batch.with_fields(baseline=torch.full((len(batch),), 0.5, dtype=torch.float64))
+    tracked = torch.full((len(batch),), 0.5, dtype=torch.float64)
+    one = {"component_rewards": batch.rewards[:, None], "components": ("answer",), "component_weights": (1.0,)}
+    return batch.with_fields(baseline=tracked, **one)
 
 
 def _rollout(task_id: str, prompt: Sequence[int], response: Sequence[int], grade: Grade) -> Rollout:

@@ -28,7 +28,7 @@ OPTIONS = {
     "config": {"key", "--json", "--markdown", "--migration"},
     "rewards": {"kind", "--json"},
     "tasks": {"name", "--json"},
-    "train": {"experiment", "key=value", "--run-dir", "--cluster", "--json", "--restarts"},
+    "train": {"experiment", "key=value", "--run-dir", "--from", "--cluster", "--json", "--restarts"},
     "resume": {"run", "--json", "--restarts"},
     "continue": {"run", "key=value", "--run-dir", "--json", "--restarts"},
     "watch": {"run", "--plain", "--once", "--wait", "--interval", "--json"},

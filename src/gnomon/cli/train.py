@@ -22,7 +22,7 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
     )
-    parser.add_argument("--from", dest="logged", metavar="RUN/rollouts", help="train on what a run logged")
+    parser.add_argument("--from", dest="logged", metavar="FOLDER", help="train on what a run logged in RUN/rollouts")
     add_run_options(parser)
     return parser
 

@@ -44,6 +44,7 @@ from gnomon.tasks.build import (
     EvalTask,
     MixtureTask,
     Split,
+    TaskConfig,
     build_eval_tasks,
     build_held_out,
     build_split,
@@ -261,30 +262,30 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
-    _check_teachers(experiment, tokenizer)
+    _check_teachers(experiment.algorithm, experiment.model, experiment.task, tokenizer)
     if experiment.environment is not None:
         TurnTokenizer.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
     return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
 
 
-def _check_teachers(experiment: Experiment, tokenizer: Tokenizer) -> None:
+def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenizer: Tokenizer) -> None:
     """Refuse a reference that cannot be compared with the model, or that has nothing to teach.
 
     Raises:
         ConfigError: A teacher has other tokens, a mixture no such part, or the only teacher is the model itself.
         ModelError: A teacher cannot be loaded.
     """
-    algorithm, plan = experiment.algorithm, experiment.algorithm.reference
+    plan = algorithm.reference
     for name in plan.teachers:
         check_weights(name, plan.trust_remote_code)
         flaw = tokenizer.difference(load_tokenizer(name, plan.trust_remote_code))
         if flaw is not None:
             raise ConfigError(
-                f"algorithm.reference: '{name}' has other tokens than '{experiment.model}': {flaw}; log-probabilities "
+                f"algorithm.reference: '{name}' has other tokens than '{model}': {flaw}; log-probabilities "
                 "can be compared where tokens are the same texts, so name a teacher of the model's family"
             )
-    parts = [part.task.name for part in experiment.task.parts] if isinstance(experiment.task, MixtureTask) else []
+    parts = [part.task.name for part in task.parts] if isinstance(task, MixtureTask) else []
     strange = [teacher.task for teacher in plan.tasks if teacher.task.partition("#")[0] not in parts]
     if strange:
         raise ConfigError(

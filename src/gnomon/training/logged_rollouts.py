@@ -80,11 +80,23 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
             f"rollouts_from = '{experiment.rollouts_from}' has no logged rollouts of a run; name RUN/rollouts, with "
             "step-*.jsonl in it and experiment.toml beside it (records.rollouts = true writes them)"
         )
-    _check_source(experiment, tokenizer, load(place.parent / "experiment.toml").experiment, place)
+    source = load(place.parent / "experiment.toml").experiment
+    flaw = tokenizer.difference(load_tokenizer(source.model, experiment.trust_remote_code))
+    if flaw is not None:
+        raise ConfigError(
+            f"rollouts_from = '{place}' has the tokens of '{source.model}', and '{experiment.model}' has others: "
+            f"{flaw}; train a model of that family, or name other rollouts"
+        )
+    sampled, scored = source.sampling.temperature or 1.0, experiment.scoring_temperature
+    if sampled != scored:
+        raise ConfigError(
+            f"rollouts_from = '{place}' has log-probabilities of temperature {sampled:g}, and this run scores at "
+            f"{scored:g}; set sampling.temperature = {sampled:g}"
+        )
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
     groups = [g for path in counted(files, f"reading {place}", len(files)) for g in _groups(path)]
     kept = [group for group in groups if group.task.prompt not in forbidden]
-    _check_groups(experiment, kept, place)
+    _check_groups(experiment.algorithm, kept, place)
     if not reads_behavior(experiment.algorithm):
         kept = [replace(group, rollouts=tuple(map(_known, group.rollouts))) for group in kept]
     dropped = len(groups) - len(kept)
@@ -110,21 +122,6 @@ async def said_of_policy(learner: Learner, logged: LoggedRollouts, experiment: E
     )
 
 
-def _check_source(experiment: Experiment, tokenizer: Tokenizer, source: Experiment, place: Path) -> None:
-    flaw = tokenizer.difference(load_tokenizer(source.model, experiment.trust_remote_code))
-    if flaw is not None:
-        raise ConfigError(
-            f"rollouts_from = '{place}' has the tokens of '{source.model}', and '{experiment.model}' has others: "
-            f"{flaw}; train a model of that family, or name other rollouts"
-        )
-    sampled, scored = source.sampling.temperature or 1.0, experiment.scoring_temperature
-    if sampled != scored:
-        raise ConfigError(
-            f"rollouts_from = '{place}' has log-probabilities of temperature {sampled:g}, and this run scores at "
-            f"{scored:g}; set sampling.temperature = {sampled:g}"
-        )
-
-
 def _groups(path: Path) -> Iterator[Group]:
     """Yield the groups of a step that its filter kept."""
     for (step, number), recorded in groupby(read_rollouts(path), lambda r: (r.step, r.group)):
@@ -138,7 +135,7 @@ def _groups(path: Path) -> Iterator[Group]:
         yield Group(task, rollouts)
 
 
-def _check_groups(experiment: Experiment, groups: Sequence[Group], place: Path) -> None:
+def _check_groups(algorithm: Algorithm, groups: Sequence[Group], place: Path) -> None:
     if not groups:
         raise DatasetError(f"rollouts_from = '{place}' has no group to train on")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -149,13 +146,13 @@ def _check_groups(experiment: Experiment, groups: Sequence[Group], place: Path) 
             "of reinforcement learning"
         )
     lacking = sum(_is_lacking(rollout) for rollout in rollouts)
-    if lacking and reads_behavior(experiment.algorithm):
+    if lacking and reads_behavior(algorithm):
         raise DatasetError(
             f"{lacking:,} of {len(rollouts):,} rollouts of {place} have no log-probabilities, and the ratio of "
-            f"'{experiment.algorithm.name}' is to the policy that sampled them; name other rollouts, or set "
+            f"'{algorithm.name}' is to the policy that sampled them; name other rollouts, or set "
             'algorithm.ratio.anchor = "proximal" without a correction, which takes them as the policy\'s own'
         )
-    sizes, asked = sorted({len(group.rollouts) for group in groups}), experiment.algorithm.num_generations
+    sizes, asked = sorted({len(group.rollouts) for group in groups}), algorithm.num_generations
     if sizes != [asked]:
         raise ConfigError(
             f"the groups of {place} have {' or '.join(map(str, sizes))} rollouts, and algorithm.num_generations is "
