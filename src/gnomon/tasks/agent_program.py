@@ -5,7 +5,6 @@ It finds the policy by environment variables (`rollouts/agent.py`), and runs to 
 """
 
 import asyncio
-import inspect
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,7 +12,14 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.rewards.function import find_member
-from gnomon.tasks.env_adapter import EnvReply, accepted_arguments, check_text, checked_reward, maybe_await
+from gnomon.tasks.env_adapter import (
+    EnvReply,
+    accepted_arguments,
+    check_settings,
+    check_text,
+    checked_reward,
+    maybe_await,
+)
 from gnomon.tasks.environment import EnvironmentConfig, Reply
 from gnomon.tasks.tools import ToolRaised
 
@@ -108,10 +114,4 @@ def check_agent(plan: EnvironmentConfig) -> None:
         if shutil.which(plan.command[0]) is None:
             raise ConfigError(f"environment.command begins with '{plan.command[0]}', and there is no such program")
         return
-    function = find_member(plan.use, "agent")
-    try:
-        inspect.signature(function).bind_partial(**plan.settings)
-    except TypeError as error:
-        raise ConfigError(
-            f"environment.settings {plan.settings} do not fit '{plan.use}' {inspect.signature(function)}: {error}"
-        ) from error
+    check_settings(find_member(plan.use, "agent"), plan, is_partial=True)

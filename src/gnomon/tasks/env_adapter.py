@@ -138,11 +138,16 @@ def check_class(plan: EnvironmentConfig) -> None:
     check_settings(made, plan)
 
 
-def check_settings(made: Callable[..., Any], plan: EnvironmentConfig) -> None:
-    """Raise ConfigError when ``made`` cannot be called with the plan's settings."""
+def check_settings(made: Callable[..., Any], plan: EnvironmentConfig, is_partial: bool = False) -> None:
+    """Raise ConfigError when ``made`` cannot be called with the plan's settings.
+
+    Args:
+        is_partial: Whether the call has further arguments, as that of an agent has.
+    """
+    signature = inspect.signature(made)
     try:
-        inspect.signature(made).bind(**plan.settings)
+        (signature.bind_partial if is_partial else signature.bind)(**plan.settings)
     except TypeError as error:
         raise ConfigError(
-            f"environment.settings {plan.settings} do not fit '{plan.use}' {inspect.signature(made)}: {error}"
+            f"environment.settings {plan.settings} do not fit '{plan.use}' {signature}: {error}"
         ) from error
