@@ -7,8 +7,7 @@ from typing import Any
 from benchmarks.harness.report import BenchResult
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.efficiencies import PUBLISHED, Efficiencies
-from gnomon.analysis.planner.hardware import GPUS, Hardware, processor
+from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, Efficiencies, Hardware, processor
 from gnomon.analysis.planner.job import Lengths, MeasuredLengths, PlannedJob
 from gnomon.analysis.planner.layout import Layout, learner_memory
 from gnomon.analysis.planner.shapes import SHAPES

@@ -50,7 +50,7 @@ def recorded() -> Iterator[Any]:
     from benchmarks.harness.report import BenchResult
     from experiments.capacity.check import calibrated, compared_work, machine_of, place_of_work
 
-    from gnomon.analysis.planner.efficiencies import PUBLISHED
+    from gnomon.analysis.planner.hardware import PUBLISHED
 
     found: dict[str, BenchResult] = {}
     machines = {}
@@ -171,7 +171,7 @@ def measure() -> dict[str, Any]:
     from benchmarks.harness.report import BenchResult
     from experiments.capacity.check import calibrated, machine_of, place_of_work
 
-    from gnomon.analysis.planner.efficiencies import PUBLISHED
+    from gnomon.analysis.planner.hardware import PUBLISHED
 
     roofline, update = (BenchResult.from_row(_separate(name)) for name in ("roofline", "update"))
     precision = update.facts["precision"]

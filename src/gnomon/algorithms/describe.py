@@ -2,10 +2,8 @@
 
 import inspect
 import textwrap
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from importlib.resources import files
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.algorithm import Algorithm
@@ -17,9 +15,9 @@ from gnomon.algorithms.presets import NAMED
 from gnomon.algorithms.sections import ReferencePolicy
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.tables import canonical
+from gnomon.core.tables import canonical, packaged_toml
 
-_TABLE = tomllib.loads((files("gnomon.algorithms") / "notes.toml").read_text(encoding="utf-8"))
+_TABLE = packaged_toml("gnomon.algorithms", "notes.toml")
 NOTES: Mapping[str, tuple[str, ...]] = {
     name: tuple(_TABLE["shared"].get(note.removeprefix("@"), note) for note in notes)
     for name, notes in _TABLE["notes"].items()

@@ -1,17 +1,14 @@
 """The formula of any composition, in LaTeX and in plain text."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from importlib.resources import files
 from typing import Any
 
 from gnomon.algorithms.composition import Composition
+from gnomon.core.tables import packaged_toml
 
-_TEMPLATES: Mapping[str, Any] = tomllib.loads(
-    (files("gnomon.algorithms") / "formulas.toml").read_text(encoding="utf-8")
-)
+_TEMPLATES: Mapping[str, Any] = packaged_toml("gnomon.algorithms", "formulas.toml")
 _LEVELS: Mapping[str, str] = {
     "token": r"r_t = \frac{\pi_t}{\pi^{<anchor>}_t}",
     "sequence": r"r_t = \exp(\frac{1}{|o|} \sum_s \log \frac{\pi_s}{\pi^{<anchor>}_s})",

@@ -6,6 +6,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from gnomon.core.errors import ConfigError, unknown
@@ -38,6 +39,11 @@ def parse_toml(text: str) -> dict[str, Any]:
     table = tomllib.loads(text)
     repr(table)
     return table
+
+
+def packaged_toml(package: str, name: str) -> dict[str, Any]:
+    """Return the table of a TOML file that lies beside the modules of ``package``."""
+    return tomllib.loads((files(package) / name).read_text(encoding="utf-8"))
 
 
 def canonical(name: str) -> str:

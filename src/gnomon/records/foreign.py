@@ -9,25 +9,22 @@ the other two are read as well. One table, foreign_metrics.toml, says which metr
 import json
 import math
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.atomic_files import open_plain, read_plain_text
 from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.core.optional import import_optional
+from gnomon.core.tables import packaged_toml
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.jsonl import is_number, is_step, read_rows
 
 SCORE = "evaluation/score"
-_NAMES: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    (files("gnomon.records") / "foreign_metrics.toml").read_text(encoding="utf-8")
-)
+_NAMES: Mapping[str, Mapping[str, str]] = packaged_toml("gnomon.records", "foreign_metrics.toml")
 _SHOWN = {"trl": "TRL", "verl": "verl", "prime-rl": "prime-rl"}
 _CUT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 _SOURCES = ("trainer_state.json", "checkpoint-*/trainer_state.json", "*.jsonl", "*/metrics.jsonl", "**/*tfevents*")

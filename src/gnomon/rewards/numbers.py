@@ -11,35 +11,22 @@ who means two numbers cannot be told apart.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
+
+from gnomon.core.tables import packaged_toml
 
 # How people and TeX write numbers, made plain: signs, spaces, thousands, fractions, powers of ten, wrappers.
 #
 # Every step is one pass over the text whatever is in it: an answer of 700,000 braces costs no more than one of words.
 
-_SIGNS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
-_SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u205f\u3000\t"), " ")
+_TABLE = packaged_toml("gnomon.rewards", "numbers.toml")
 _WIDE = {0xFEE0 + code: chr(code) for code in map(ord, "0123456789.,/%()[]{}+=$<>:")}
-_OTHERS = {
-    ord("\u00ba"): "\u00b0", ord("\u02da"): "\u00b0", ord("\u2044"): "/", ord("\u2215"): "/",
-    ord("\u03c0"): r"\pi ", ord("\u221e"): r"\infty ", ord("\u2264"): r"\le ",
-    ord("\u2265"): r"\ge ", ord("\u222a"): r"\cup ", ord("\u2208"): r"\in ", ord("\u00d7"): r"\times ",
-    ord("\u00b7"): r"\cdot ", ord("\u22c5"): r"\cdot ", ord("\u00f7"): r"\div ", ord("\u00b1"): r"\pm ",
-    ord("\u2205"): r"\emptyset ", ord("\u00b2"): "^2", ord("\u00b3"): "^3", ord("\u2032"): "'",
-}  # fmt: skip
-_HALVES = "\u00bd 1/2 \u2153 1/3 \u2154 2/3 \u00bc 1/4 \u00be 3/4 \u2155 1/5 \u2156 2/5 \u2157 3/5 \u2158 4/5 "
-_EIGHTHS = "\u2159 1/6 \u215a 5/6 \u215b 1/8 \u215c 3/8 \u215d 5/8 \u215e 7/8"
-_PARTS = (_HALVES + _EIGHTHS).split()
-_FRACTIONS = {
-    ord(sign): f"\\frac{{{value[0]}}}{{{value[-1]}}}" for sign, value in zip(_PARTS[::2], _PARTS[1::2], strict=True)
-}
-_UNSEEN = dict.fromkeys(
-    [0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFE0F, 0xFEFF], ""
-)
-_CHARACTERS = {**_SIGNS, **_SPACES, **_WIDE, **_OTHERS, **_FRACTIONS, **_UNSEEN}
+_CHARACTERS = _WIDE | {ord(sign): plain for sign, plain in _TABLE["characters"].items()}
+_CHARACTERS |= {ord(sign): plain for plain, signs in _TABLE["alike"].items() for sign in signs}
+_CHARACTERS |= {ord(sign): f"\\frac{{{part[0]}}}{{{part[-1]}}}" for sign, part in _TABLE["fractions"].items()}
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"
 _THOUSANDS = re.compile(rf"(?<![0-9.,\\])(?<![0-9]\\[,!])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])")
@@ -127,29 +114,10 @@ def _fraction(match: "re.Match[str]") -> str:
 
 # Units that stand beside a number, each under one name whatever its spelling.
 
-_SPELLINGS = {
-    "%": "percent percents percentage pct", "\u00b0c": "celsius", "\u00b0f": "fahrenheit",
-    "\u00b0": "degree degrees deg", "$": "dollar dollars usd",
-    "\u20ac": "euro euros eur", "\u00a3": "gbp", "\u00a5": "yen jpy yuan cny rmb",
-    "cent": "cents", "km": "kilometer kilometers kilometre kilometres", "m": "meter meters metre metres",
-    "cm": "centimeter centimeters centimetre centimetres", "mm": "millimeter millimeters millimetre millimetres",
-    "ft": "foot feet", "in": "inch inches", "mi": "mile miles", "yd": "yard yards",
-    "kg": "kilogram kilograms", "g": "gram grams", "mg": "milligram milligrams", "lb": "lbs pound pounds",
-    "oz": "ounce ounces", "ton": "tons tonne tonnes", "l": "liter liters litre litres",
-    "ml": "milliliter milliliters millilitre millilitres", "gal": "gallon gallons", "s": "sec secs second seconds",
-    "min": "mins minute minutes", "h": "hr hrs hour hours", "day": "days", "week": "weeks", "month": "months",
-    "year": "years yr yrs", "mph": "", "kph": "kmh kmph", "rad": "radian radians", "unit": "units", "hz": "hertz",
-    "n": "newton newtons", "j": "joule joules", "w": "watt watts", "v": "volt volts", "k": "kelvin",
-}  # fmt: skip
+_SPELLINGS: Mapping[str, str] = _TABLE["units"]
 CURRENCIES = "$\u20ac\u00a3\u00a5"
 _NAMES = {spelling: name for name, others in _SPELLINGS.items() for spelling in (name, *others.split())}
-_JOINING_WORDS = """
-or and to mod over pi sqrt times plus minus thousand million billion trillion hundred dozen dozens
-score half halves third thirds quarter quarters tenth tenths hundredth hundredths thousandth
-thousandths if when for where with is are not than less more equals factorial cos sin tan log ln exp
-undefined infinity base squared cubed out of remainder am pm bc ad
-"""
-_JOINING = frozenset(_JOINING_WORDS.split())
+_JOINING = frozenset(_TABLE["joining"].split())
 _UNIT = re.compile(r"(?:(?:square|cubic|sq|cu)\.? +)?([A-Za-z%\u00b0$\u20ac\u00a3\u00a5]+)")
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]{2,}){0,3}")
 _POWERS = {"squared": "2", "cubed": "3"}

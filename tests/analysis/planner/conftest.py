@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.efficiencies import PUBLISHED
-from gnomon.analysis.planner.hardware import GPUS
+from gnomon.analysis.planner.hardware import GPUS, PUBLISHED
 from gnomon.analysis.planner.job import Lengths, PlannedJob
 from gnomon.analysis.planner.shapes import SHAPES
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.efficiencies import PUBLISHED, SOURCES, Efficiencies
-from gnomon.analysis.planner.hardware import GPUS, hardware_of
+from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, SOURCES, Efficiencies, hardware_of
 from gnomon.analysis.planner.job import Lengths, PlannedJob
 from gnomon.analysis.planner.layout import Layout, concurrency, engine_memory, host_memory, learner_memory
 from gnomon.analysis.planner.shapes import SHAPES

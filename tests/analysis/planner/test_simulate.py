@@ -194,8 +194,7 @@ def _run(place: Deployment) -> Flow:
 
 
 def _place() -> Deployment:
-    from gnomon.analysis.planner.efficiencies import PUBLISHED
-    from gnomon.analysis.planner.hardware import GPUS
+    from gnomon.analysis.planner.hardware import GPUS, PUBLISHED
     from gnomon.analysis.planner.shapes import SHAPES
 
     return Deployment(SHAPES["qwen3-8b"], GPUS["h100"], PlannedJob(4, 4, 256, Lengths(300, 300)), PUBLISHED, 16)

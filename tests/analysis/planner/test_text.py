@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.efficiencies import SOURCES
+from gnomon.analysis.planner.hardware import SOURCES
 from gnomon.analysis.planner.job import Lengths, job_of
 from gnomon.analysis.planner.limits import limits
 from gnomon.analysis.planner.search import best_layout, engine_parts, layouts, reckoned, timing

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gnomon.analysis.planner.efficiencies import PUBLISHED, Efficiencies
-from gnomon.analysis.planner.hardware import Hardware, hardware_of
+from gnomon.analysis.planner.hardware import PUBLISHED, Efficiencies, Hardware, hardware_of
 from gnomon.analysis.planner.job import PlannedJob, job_of
 from gnomon.analysis.planner.shapes import ModelShape, shape_of
 from gnomon.config.reading import parse_override

@@ -1,8 +1,13 @@
-"""Accelerators, their links and their machines: numbers of public data sheets."""
+"""Accelerators, their links and their machines: their data sheets, and what share of those is reached."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.tables import packaged_toml
+
+KNOWN = packaged_toml("gnomon.analysis.planner", "known.toml")
 
 
 @dataclass(frozen=True)
@@ -45,45 +50,7 @@ class Hardware:
         return self.link if devices <= self.node else min(self.link, self.net * self.node)
 
 
-_PCIE = {4: 32e9, 5: 64e9}
-"""Bytes per second of 16 lanes in one direction, by generation."""
-
-
-def _pcie_gpu(name: str, operations: float, bandwidth: float, memory: float, lanes: int, sheet: str) -> Hardware:
-    """Return a GPU without NVLink. Eight a node, a network of 100 Gb/s and 512 GB of memory are assumed."""
-    source = f"{sheet}; PCIe {lanes}; network and memory of the node assumed"
-    return Hardware(name, operations, bandwidth, memory, _PCIE[lanes], 12.5e9, _PCIE[lanes], 8, 0.5e12, source)
-
-
-_GPUS = (
-    _pcie_gpu("rtx3090", 71e12, 0.936e12, 24e9, 4, "NVIDIA GA102 white paper, BF16 with FP32 sums, dense"),
-    _pcie_gpu("rtx4090", 165.2e12, 1.008e12, 24e9, 4, "NVIDIA Ada white paper, BF16 with FP32 sums, dense"),
-    _pcie_gpu("rtx5090", 209.5e12, 1.792e12, 32e9, 5, "NVIDIA RTX Blackwell white paper, BF16 with FP32 sums, dense"),
-    _pcie_gpu("a10", 125e12, 0.6e12, 24e9, 4, "NVIDIA A10 data sheet, dense"),
-    _pcie_gpu("l4", 121e12, 0.3e12, 24e9, 4, "NVIDIA L4 data sheet, half of its number with sparsity"),
-    _pcie_gpu("l40s", 362e12, 0.864e12, 48e9, 4, "NVIDIA L40S data sheet, dense"),
-    Hardware(
-        "a100-40", 312e12, 1.555e12, 40e9, 300e9, 25e9, 32e9, 8, 1e12,
-        "NVIDIA A100 data sheet, SXM 40 GB; DGX A100 320GB: 200 Gb/s a GPU, PCIe 4, 1 TB",
-    ),
-    Hardware(
-        "a100", 312e12, 2.039e12, 80e9, 300e9, 25e9, 32e9, 8, 2e12,
-        "NVIDIA A100 data sheet, SXM 80 GB; DGX A100: 200 Gb/s a GPU, PCIe 4, 2 TB",
-    ),
-    Hardware(
-        "h100", 989e12, 3.35e12, 80e9, 450e9, 50e9, 64e9, 8, 2e12,
-        "NVIDIA H100 data sheet, SXM, dense; DGX H100: 400 Gb/s a GPU, PCIe 5, 2 TB",
-    ),
-    Hardware(
-        "h200", 989e12, 4.8e12, 141e9, 450e9, 50e9, 64e9, 8, 2e12,
-        "NVIDIA H200 data sheet, SXM, dense; DGX H200: 400 Gb/s a GPU, PCIe 5, 2 TB",
-    ),
-    Hardware(
-        "b200", 2250e12, 8e12, 180e9, 900e9, 50e9, 64e9, 8, 2e12,
-        "NVIDIA DGX B200 data sheet, an eighth of it, dense; 400 Gb/s a GPU, PCIe 5, 2 TB",
-    ),
-)  # fmt: skip
-GPUS = {gpu.name: gpu for gpu in _GPUS}
+GPUS = {name: Hardware(name, **numbers) for name, numbers in KNOWN["hardware"].items()}
 _SAME = {"a100-80": "a100"}
 
 
@@ -104,3 +71,54 @@ def processor(operations: float, bandwidth: float, memory: float) -> Hardware:
     return Hardware(
         "this processor", operations, bandwidth, memory, bandwidth, bandwidth, bandwidth, 1, memory, "gnomon bench"
     )
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """All numbers of the formulas that are not on a data sheet.
+
+    Attributes:
+        training: Share of the peak operations, in the learner's passes.
+        products: Share of the peak operations, in an engine.
+        mixture: Factor on both for a mixture of experts.
+        reading: Share of the memory bandwidth while decoding.
+        links: Share of a link's rate in a collective.
+        broadcast: Share of the adapter's rate when one device sends weights to all.
+        hidden: Share of the shorter of computing and communicating that overlaps with the longer.
+        memory: Share of a device's memory that may be planned.
+        decode_step: Fixed seconds of a decoding step.
+        exchange: Seconds of one all-reduce of tensor parallelism; each layer makes two.
+        hop_inside: Seconds of one of a ring's n - 1 steps, in a node.
+        hop_between: Seconds of one of a ring's n - 1 steps, between nodes.
+        driver_token: Seconds of the run's own process for each token of a response.
+        grade: Seconds of grading one response.
+        store: Bytes per second into or out of an object store in the machine's memory.
+        tcp: Bytes per second from node to node through the object store.
+        merging: Bytes per second of weights that a node merges with adapters.
+        libraries: Bytes of each device that no formula counts.
+    """
+
+    training: float
+    products: float
+    mixture: float
+    reading: float
+    links: float
+    broadcast: float
+    hidden: float
+    memory: float
+    decode_step: float
+    exchange: float
+    hop_inside: float
+    hop_between: float
+    driver_token: float
+    grade: float
+    store: float
+    tcp: float
+    merging: float
+    libraries: float
+
+
+_KNOWN: Mapping[str, Mapping[str, Any]] = KNOWN["efficiencies"]
+PUBLISHED = Efficiencies(**{name: known["value"] for name, known in _KNOWN.items()})
+SOURCES: Mapping[str, tuple[str, str]] = {name: (known["kind"], known["source"]) for name, known in _KNOWN.items()}
+"""Kind of evidence and source of every efficiency."""

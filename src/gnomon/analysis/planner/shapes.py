@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gnomon.analysis.planner.hardware import KNOWN
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.models.size import outline
 from gnomon.models.tiny import TINY_MODELS
@@ -132,51 +133,7 @@ class ModelShape:
         return dense + self.expert_layers * self._expert_layer(experts)
 
 
-def _mixture(name: str, layers: int, heads: int, experts: int, expert_inner: int, **more: Any) -> ModelShape:
-    given = {"width": 2880, "inner": 0, "kv_heads": 8, "head": 64, "vocabulary": 201_088, "chosen": 4} | more
-    return ModelShape(name=name, layers=layers, heads=heads, experts=experts, expert_inner=expert_inner, **given)
-
-
-_QWEN, _LLAMA, _OLMO, _GEMMA = 151_936, 128_256, 100_352, 262_208
-_KNOWN = (
-    ModelShape("smollm2-135m", 576, 1536, 30, 9, 3, 64, 49_152, is_tied=True),
-    ModelShape("smollm2-360m", 960, 2560, 32, 15, 5, 64, 49_152, is_tied=True),
-    ModelShape("smollm2-1.7b", 2048, 8192, 24, 32, 32, 64, 49_152, is_tied=True),
-    ModelShape("qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, _QWEN, is_tied=True),
-    ModelShape("qwen2.5-1.5b", 1536, 8960, 28, 12, 2, 128, _QWEN, is_tied=True),
-    ModelShape("qwen2.5-3b", 2048, 11_008, 36, 16, 2, 128, _QWEN, is_tied=True),
-    ModelShape("qwen2.5-7b", 3584, 18_944, 28, 28, 4, 128, 152_064),
-    ModelShape("qwen2.5-14b", 5120, 13_824, 48, 40, 8, 128, 152_064),
-    ModelShape("qwen2.5-32b", 5120, 27_648, 64, 40, 8, 128, 152_064),
-    ModelShape("qwen2.5-72b", 8192, 29_568, 80, 64, 8, 128, 152_064),
-    ModelShape("qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, _QWEN, is_tied=True),
-    ModelShape("qwen3-1.7b", 2048, 6144, 28, 16, 8, 128, _QWEN, is_tied=True),
-    ModelShape("qwen3-4b", 2560, 9728, 36, 32, 8, 128, _QWEN, is_tied=True),
-    ModelShape("qwen3-8b", 4096, 12_288, 36, 32, 8, 128, _QWEN),
-    ModelShape("qwen3-14b", 5120, 17_408, 40, 40, 8, 128, _QWEN),
-    ModelShape("qwen3-32b", 5120, 25_600, 64, 64, 8, 128, _QWEN),
-    ModelShape("llama-3.2-1b", 2048, 8192, 16, 32, 8, 64, _LLAMA, is_tied=True),
-    ModelShape("llama-3.2-3b", 3072, 8192, 28, 24, 8, 128, _LLAMA, is_tied=True),
-    ModelShape("llama-3-8b", 4096, 14_336, 32, 32, 8, 128, _LLAMA),
-    ModelShape("llama-3.1-8b", 4096, 14_336, 32, 32, 8, 128, _LLAMA),
-    ModelShape("llama-3.1-70b", 8192, 28_672, 80, 64, 8, 128, _LLAMA),
-    ModelShape("llama-3.3-70b", 8192, 28_672, 80, 64, 8, 128, _LLAMA),
-    ModelShape("llama-3.1-405b", 16_384, 53_248, 126, 128, 8, 128, _LLAMA),
-    ModelShape("olmo-2-1b", 2048, 8192, 16, 16, 16, 128, _OLMO),
-    ModelShape("olmo-2-7b", 4096, 11_008, 32, 32, 32, 128, _OLMO),
-    ModelShape("olmo-2-13b", 5120, 13_824, 40, 40, 40, 128, _OLMO),
-    ModelShape("olmo-2-32b", 5120, 27_648, 64, 40, 8, 128, _OLMO),
-    ModelShape("gemma-3-270m", 640, 2048, 18, 4, 1, 256, 262_144, is_tied=True),
-    ModelShape("gemma-3-1b", 1152, 6912, 26, 4, 1, 256, 262_144, is_tied=True),
-    ModelShape("gemma-3-4b", 2560, 10_240, 34, 8, 4, 256, _GEMMA, is_tied=True),
-    ModelShape("gemma-3-12b", 3840, 15_360, 48, 16, 8, 256, _GEMMA, is_tied=True),
-    ModelShape("gemma-3-27b", 5376, 21_504, 62, 32, 16, 128, _GEMMA, is_tied=True),
-    _mixture("qwen3-30b-a3b", 48, 32, 128, 768, width=2048, kv_heads=4, head=128, vocabulary=_QWEN, chosen=8),
-    _mixture("qwen3-235b-a22b", 94, 64, 128, 1536, width=4096, kv_heads=4, head=128, vocabulary=_QWEN, chosen=8),
-    _mixture("gpt-oss-20b", 24, 64, 32, 2880),
-    _mixture("gpt-oss-120b", 36, 64, 128, 2880),
-)
-SHAPES = {shape.name: shape for shape in _KNOWN}
+SHAPES = {name: ModelShape(name, **shape) for name, shape in KNOWN["shapes"].items()}
 """Shapes by name, from the models' public config.json."""
 
 _KIND_OF_TRAINING = re.compile(

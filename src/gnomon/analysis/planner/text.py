@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.efficiencies import SOURCES
+from gnomon.analysis.planner.hardware import SOURCES
 from gnomon.analysis.planner.layout import GIGABYTE, Held, concurrency, engine_memory, host_memory, learner_memory
 from gnomon.analysis.planner.limits import limits
 from gnomon.analysis.planner.quantities import count, seconds, size

@@ -3,11 +3,10 @@
 hostile.toml holds them. As in `probes.py`, a program prints ``OPEN`` when it reached what it should not.
 """
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
+from gnomon.core.tables import packaged_toml
 from gnomon.rewards.sandbox.probes import Probe
 
 _CALL = """
@@ -31,7 +30,7 @@ def _probe(entry: Mapping[str, Any]) -> Probe:
     return Probe(entry["name"], source, tuple(None if end == "status 0" else end for end in entry.get("ends", ())))
 
 
-_TABLE = tomllib.loads((files("gnomon.rewards.sandbox") / "hostile.toml").read_text(encoding="utf-8"))
+_TABLE = packaged_toml("gnomon.rewards.sandbox", "hostile.toml")
 _AT_START: list[str] = _TABLE.pop("at_start")
 RESOURCES, FILES, NETWORK, PROCESSES, KERNEL, SECRETS, ANSWERS, TIMING, PACKAGED = (
     tuple(map(_probe, _TABLE[attacked]))
