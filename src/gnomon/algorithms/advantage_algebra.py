@@ -15,7 +15,7 @@ from torch import Tensor
 from gnomon.algorithms.advantages import GroupRelative, Groups, Modified
 from gnomon.algorithms.protocols import Advantage, Composed, Need, parts_of
 from gnomon.algorithms.ratios import masked
-from gnomon.core.errors import ConfigError, GradingError, check_bounds, unknown
+from gnomon.core.errors import ConfigError, GradingError, bounded, unknown
 from gnomon.core.types import Batch
 
 Found = tuple[Tensor, Tensor | None]
@@ -199,6 +199,7 @@ class Where(Composed):
 
 
 @dataclass(frozen=True)
+@bounded(epsilon=">= 0")
 class Normalized(Modified):
     """Another advantage, less its mean and divided by its deviation over responses; or divided by the length.
 
@@ -219,9 +220,6 @@ class Normalized(Modified):
     over: Literal["group", "batch", "length"] = "batch"
     epsilon: float = 1e-6
     ddof: Literal[0, 1] = 1
-
-    def __post_init__(self) -> None:
-        check_bounds("Normalized", self, epsilon=(self.epsilon >= 0, ">= 0"))
 
     @property
     def minimum_generations(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnomon.algorithms.protocols import Advantage, Composed, Need
 from gnomon.algorithms.ratios import masked
-from gnomon.core.errors import ConfigError, GradingError, check_bounds
+from gnomon.core.errors import ConfigError, GradingError, bounded
 from gnomon.core.types import Batch
 
 
@@ -81,6 +81,7 @@ Singleton = Literal["zero", "raw", "error"]
 
 
 @dataclass(frozen=True)
+@bounded(epsilon=">= 0", kl=">= 0")
 class GroupRelative(Advantage):
     """Reward minus the mean of its group, divided by a standard deviation.
 
@@ -106,9 +107,6 @@ class GroupRelative(Advantage):
     singleton: Singleton = "zero"
     kl: float = 0.0
     minimum_generations: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_bounds("GroupRelative", self, epsilon=(self.epsilon >= 0, ">= 0"), kl=(self.kl >= 0, ">= 0"))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -188,6 +186,7 @@ class Accepted(Advantage):
 
 
 @dataclass(frozen=True)
+@bounded(kl=">= 0")
 class LeaveOneOut(Advantage):
     """Reward minus the mean of the *other* responses of its group.
 
@@ -206,9 +205,6 @@ class LeaveOneOut(Advantage):
     singleton: Singleton = "zero"
     minimum_generations: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        check_bounds("LeaveOneOut", self, kl=(self.kl >= 0, ">= 0"))
-
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
@@ -225,6 +221,7 @@ class LeaveOneOut(Advantage):
 
 
 @dataclass(frozen=True)
+@bounded(k="at least 2")
 class MarginalBest(Advantage):
     """How much a response raises the best of k: the gradient of pass@k, where the best reward of k responses counts.
 
@@ -240,9 +237,6 @@ class MarginalBest(Advantage):
     """
 
     k: int | None = None
-
-    def __post_init__(self) -> None:
-        check_bounds("MarginalBest", self, k=(self.k is None or self.k >= 2, "at least 2"))
 
     @property
     def minimum_generations(self) -> int:
@@ -287,6 +281,7 @@ class OptimalBaseline(Advantage):
 
 
 @dataclass(frozen=True)
+@bounded(epsilon=">= 0")
 class TrackedBaseline(Advantage):
     """Reward minus the success rate tracked for its prompt *before* this response: no group is needed.
 
@@ -303,9 +298,6 @@ class TrackedBaseline(Advantage):
     normalize: bool = True
     ddof: Literal[0, 1] = 1
     epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_bounds("TrackedBaseline", self, epsilon=(self.epsilon >= 0, ">= 0"))
 
     def center(self, batch: Batch) -> Tensor:
         """Return r - v Float64[B T]."""
@@ -341,6 +333,7 @@ class Modified(Composed):
 
 
 @dataclass(frozen=True)
+@bounded(epsilon="> 0")
 class Whitened(Modified):
     """Another advantage, shifted and scaled to mean 0 and variance 1 over all trained tokens of the batch.
 
@@ -361,9 +354,6 @@ class Whitened(Modified):
     ddof: Literal[0, 1] = 0
     epsilon: float = 1e-8
     skip_degenerate: bool = False
-
-    def __post_init__(self) -> None:
-        check_bounds("Whitened", self, epsilon=(self.epsilon > 0, "> 0"))
 
     def center(self, batch: Batch) -> Tensor:
         """Return the centered advantage inside, Float64[B T]."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratios import average, fraction, masked, threshold
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import EffectiveSize, Max, Metrics
 
 Level = Literal["token", "sequence", "geometric"]
@@ -23,6 +23,7 @@ CLAMP = 20.0
 
 
 @dataclass(frozen=True)
+@bounded(cap="> 0")
 class TruncatedIS:
     """min(w, cap): truncated importance sampling (TIS).
 
@@ -37,9 +38,6 @@ class TruncatedIS:
 
     cap: float = 2.0
     level: Level = "token"
-
-    def __post_init__(self) -> None:
-        check_bounds("TruncatedIS", self, cap=(self.cap > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was truncated."""
@@ -180,6 +178,7 @@ class DivergenceMask:
 
 
 @dataclass(frozen=True)
+@bounded(share="in (0, 1]")
 class EntropyMask:
     """1 for the tokens of the step at which the policy is least decided, else 0: only forks in the road are trained.
 
@@ -193,9 +192,6 @@ class EntropyMask:
     is_filter: ClassVar[bool] = True
     reads_proximal: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_bounds("EntropyMask", self, share=(0 < self.share <= 1, "in (0, 1]"))
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return each token's entropy, in nats."""
@@ -211,6 +207,7 @@ class EntropyMask:
 
 
 @dataclass(frozen=True)
+@bounded(budget="> 0")
 class SecondMomentMask:
     """0 for the tokens of the step that moved furthest outward, until the others' mean squared log-ratio is small.
 
@@ -227,9 +224,6 @@ class SecondMomentMask:
     budget: float = 0.04
     is_filter: ClassVar[bool] = True
     reads_proximal: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_bounds("SecondMomentMask", self, budget=(self.budget > 0, "> 0"))
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return the squared log-ratio of tokens that are pushed outward; NaN for others."""
@@ -269,7 +263,7 @@ class CovarianceMask:
 
     def __post_init__(self) -> None:
         is_between = self.low < self.high
-        check_bounds("CovarianceMask", self, share=(0 < self.share <= 1, "in (0, 1]"), low=(is_between, "below high"))
+        check_bounds("CovarianceMask", self, share="in (0, 1]", low=(is_between, "below high"))
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return what covariances are made of, and the number that each token drew in [0, 1)."""
@@ -287,6 +281,7 @@ class CovarianceMask:
 
 
 @dataclass(frozen=True)
+@bounded(half_life="> 0", low="in (0, 1]", high=">= 1", outlier="> 1")
 class FutureInfluence:
     """Weigh a token by how far the policy moved along with all that followed it.
 
@@ -309,16 +304,6 @@ class FutureInfluence:
     is_filter: ClassVar[bool] = True
     reads_proximal: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_bounds(
-            "FutureInfluence",
-            self,
-            half_life=(self.half_life > 0, "> 0"),
-            low=(0 < self.low <= 1, "in (0, 1]"),
-            high=(self.high >= 1, ">= 1"),
-            outlier=(self.outlier > 1, "> 1"),
-        )
-
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and its mean."""
         mask, shift = view.batch.mask, view.log_ratio.detach()
@@ -333,6 +318,7 @@ class FutureInfluence:
 
 
 @dataclass(frozen=True)
+@bounded(cap="> 0")
 class Capped:
     """w, lowered where current / behavior would exceed ``cap``: the whole ratio is bounded, its gradient is not.
 
@@ -345,9 +331,6 @@ class Capped:
     """
 
     cap: float = 100.0
-
-    def __post_init__(self) -> None:
-        check_bounds("Capped", self, cap=(self.cap > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was lowered."""

@@ -36,12 +36,7 @@ class Pretraining:
     frozen_trunk: bool = False
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "Pretraining",
-            self,
-            steps=(self.steps >= 1, "at least 1"),
-            patience=(self.patience >= 1, "at least 1"),
-        )
+        check_bounds("Pretraining", self, steps="at least 1", patience="at least 1")
         if self.explained_variance is not None and not 0 < self.explained_variance <= 1:
             raise ConfigError(f"Pretraining.explained_variance must be in (0, 1], got {self.explained_variance}")
 

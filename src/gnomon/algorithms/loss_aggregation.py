@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import bounded
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class SequenceSum:
 
 
 @dataclass(frozen=True)
+@bounded(length="at least 1 token")
 class ConstantLength:
     """Every token counts 1 / (B length), a constant: a response's length does not change its push.
 
@@ -78,9 +79,6 @@ class ConstantLength:
     """
 
     length: int = 3000
-
-    def __post_init__(self) -> None:
-        check_bounds("ConstantLength", self, length=(self.length >= 1, "at least 1 token"))
 
     def __call__(self, mask: Tensor, group: Tensor) -> Tensor:
         """Return weights Float64[B T]."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Protocol
 from torch import Tensor
 
 from gnomon.algorithms.ratios import Statistics
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import bounded, check_bounds
 
 
 class RatioBound(Protocol):
@@ -18,6 +18,7 @@ class RatioBound(Protocol):
 
 
 @dataclass(frozen=True)
+@bounded(low="> 0", high="> 0")
 class Clip:
     """Bound the ratio to [1 - low, 1 + high].
 
@@ -38,9 +39,6 @@ class Clip:
 
     low: float = 0.2
     high: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_bounds("Clip", self, low=(self.low > 0, "> 0"), high=(self.high > 0, "> 0"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the clipped ratio."""
@@ -65,7 +63,7 @@ class Cap:
 
     def __post_init__(self) -> None:
         is_between = 0 <= self.floor <= self.cap
-        check_bounds("Cap", self, cap=(self.cap > 0, "> 0"), floor=(is_between, f"in [0, {self.cap}]"))
+        check_bounds("Cap", self, cap="> 0", floor=(is_between, f"in [0, {self.cap}]"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio."""
@@ -107,6 +105,7 @@ class EssCap:
 
 
 @dataclass(frozen=True)
+@bounded(power="> 0", decay="> 0")
 class GammaKernel:
     """Fade a ratio W on both sides: W^power exp(decay (1 - W)), which is 1 at W = 1 and goes to 0 at 0 and infinity.
 
@@ -122,9 +121,6 @@ class GammaKernel:
 
     power: float = 2.0
     decay: float = 3.0
-
-    def __post_init__(self) -> None:
-        check_bounds("GammaKernel", self, power=(self.power > 0, "> 0"), decay=(self.decay > 0, "> 0"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the faded ratio."""

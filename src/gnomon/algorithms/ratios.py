@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import ConfigError, check_bounds, unknown
+from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.metrics import EffectiveSize, Mean
 
 
@@ -93,6 +93,7 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+@bounded(clamp="> 0")
 class Ratio:
     """The logarithm of current over anchor, per token or per sequence.
 
@@ -107,9 +108,6 @@ class Ratio:
     anchor: Literal["proximal", "behavior", "reference"] = "proximal"
     level: Literal["token", "sequence", "sequence_token", "sequence_product"] = "token"
     clamp: float = 20.0
-
-    def __post_init__(self) -> None:
-        check_bounds("Ratio", self, clamp=(self.clamp > 0, "> 0"))
 
     def __call__(self, current: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:
         """Return Float[B T], 0 where masked."""

@@ -10,7 +10,7 @@ from gnomon.algorithms.corrections import covariance_terms, covariances
 from gnomon.algorithms.protocols import LossInputs, Need, PieceResult, Regularizer
 from gnomon.algorithms.ratio_bounds import smallest
 from gnomon.algorithms.ratios import average, fraction, masked, threshold
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 
@@ -65,7 +65,7 @@ class Kl(_Weighted):
         check_bounds(
             "Kl",
             self,
-            coefficient=(self.coefficient >= 0, ">= 0"),
+            coefficient=">= 0",
             top_k=(self.top_k >= 0 and (is_exact or not self.top_k), '0, or with estimator = "exact" above it'),
             anchor=(not is_exact or self.anchor == "reference", '"reference" with estimator = "exact"'),
         )
@@ -130,7 +130,7 @@ class EssKl(Regularizer):
     reads_sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_bounds("EssKl", self, top_k=(self.top_k >= 0, ">= 0 (0 is the whole distribution)"))
+        check_bounds("EssKl", self, top_k=">= 0 (0 is the whole distribution)")
         if self.estimator == "exact" and self.anchor == "mixture":
             raise ConfigError(
                 'EssKl: estimator = "exact" needs the whole distribution, and that of the mixture is not kept; set '
@@ -201,7 +201,7 @@ class CovarianceKl(_Weighted):
 
     def __post_init__(self) -> None:
         fits = 0 < self.share <= 1
-        check_bounds("CovarianceKl", self, coefficient=(self.coefficient >= 0, ">= 0"), share=(fits, "in (0, 1]"))
+        check_bounds("CovarianceKl", self, coefficient=">= 0", share=(fits, "in (0, 1]"))
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
         """Return what covariances are made of."""
@@ -220,6 +220,7 @@ class CovarianceKl(_Weighted):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient=">= 0")
 class PositiveNll(_Weighted):
     """Coefficient times the negative log-likelihood of correct responses: imitate what worked.
 
@@ -235,9 +236,6 @@ class PositiveNll(_Weighted):
     coefficient: float = 0.1
     above: float = 0.0
     name: ClassVar[str] = "positive_nll"
-
-    def __post_init__(self) -> None:
-        check_bounds("PositiveNll", self, coefficient=(self.coefficient >= 0, ">= 0"))
 
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
         """Return one over the number of tokens of correct responses, on these tokens."""
@@ -261,6 +259,7 @@ class PositiveNll(_Weighted):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient=">= 0")
 class GivenNll(_Weighted):
     """Coefficient times the negative log-likelihood of given responses, weighed by how sure the policy is.
 
@@ -278,9 +277,6 @@ class GivenNll(_Weighted):
     by_entropy: bool = True
     name: ClassVar[str] = "given_nll"
 
-    def __post_init__(self) -> None:
-        check_bounds("GivenNll", self, coefficient=(self.coefficient >= 0, ">= 0"))
-
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
         """Return one over the number of tokens of given responses, on these tokens."""
         tokens = batch.mask & batch.is_given[:, None] & (self.coefficient > 0)
@@ -295,6 +291,7 @@ class GivenNll(_Weighted):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient=">= 0")
 class SelfImitation(_Weighted):
     """Imitate responses of the batch that went better than the critic expected, by how much they did.
 
@@ -309,9 +306,6 @@ class SelfImitation(_Weighted):
 
     coefficient: float = 0.1
     name: ClassVar[str] = "self_imitation"
-
-    def __post_init__(self) -> None:
-        check_bounds("SelfImitation", self, coefficient=(self.coefficient >= 0, ">= 0"))
 
     @property
     def needs(self) -> frozenset[Need]:

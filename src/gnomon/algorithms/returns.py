@@ -13,7 +13,7 @@ from torch import Tensor
 from gnomon.algorithms.advantages import Groups, kl_needs, kl_penalty
 from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratios import masked
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.types import Batch
 
 
@@ -68,6 +68,7 @@ Unit = Literal["token", "turn"]
 
 
 @dataclass(frozen=True)
+@bounded(kl=">= 0", gamma="in [0, 1]")
 class Returns(Advantage):
     """The return from each token on, without a baseline, or less the mean reward of the batch.
 
@@ -90,9 +91,6 @@ class Returns(Advantage):
     baseline: Literal["none", "batch"] = "none"
     over: Literal["token", "turn", "response"] = "token"
 
-    def __post_init__(self) -> None:
-        check_bounds("Returns", self, kl=(self.kl >= 0, ">= 0"), gamma=(0 <= self.gamma <= 1, "in [0, 1]"))
-
     @property
     def needs(self) -> frozenset[Need]:
         """The reference, when the distance to it is part of the reward."""
@@ -109,6 +107,7 @@ class Returns(Advantage):
 
 
 @dataclass(frozen=True)
+@bounded(gamma="in (0, 1]", epsilon=">= 0")
 class StateRelative(Advantage):
     """Return from an answer of a conversation on, less the mean over the group's answers in the same state.
 
@@ -131,11 +130,6 @@ class StateRelative(Advantage):
     ddof: Literal[0, 1] = 1
     epsilon: float = 1e-6
     minimum_generations: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "StateRelative", self, gamma=(0 < self.gamma <= 1, "in (0, 1]"), epsilon=(self.epsilon >= 0, ">= 0")
-        )
 
     def center(self, batch: Batch) -> Tensor:
         """Return R - mean Float64[B T]."""
@@ -186,7 +180,7 @@ class ReverseKl(Advantage):
 
     def __post_init__(self) -> None:
         is_discount = 0 <= self.gamma <= 1
-        check_bounds("ReverseKl", self, coefficient=(self.coefficient > 0, "> 0"), gamma=(is_discount, "in [0, 1]"))
+        check_bounds("ReverseKl", self, coefficient="> 0", gamma=(is_discount, "in [0, 1]"))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -268,6 +262,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+@bounded(alpha="> 0 and finite")
 class LengthAdaptive:
     """lambda = 1 - 1 / (alpha length), at least 0: a horizon that is a fixed share of the response.
 
@@ -286,9 +281,6 @@ class LengthAdaptive:
     """
 
     alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_bounds("LengthAdaptive", self, alpha=(0 < self.alpha < math.inf, "> 0 and finite"))
 
     @property
     def shortest(self) -> int:
@@ -332,6 +324,7 @@ class LengthSigmoid:
 
 
 @dataclass(frozen=True)
+@bounded(kl=">= 0", value_lambda="in [0, 1]", gamma="in (0, 1]")
 class Gae(Advantage):
     """The discounted sum of the critic's errors from each token on, and what the critic should have said.
 
@@ -360,15 +353,6 @@ class Gae(Advantage):
     kl: float = 0.0
     truncation: Literal["terminal", "value"] = "terminal"
     over: Unit = "token"
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "Gae",
-            self,
-            kl=(self.kl >= 0, ">= 0"),
-            value_lambda=(0 <= self.value_lambda <= 1, "in [0, 1]"),
-            gamma=(0 < self.gamma <= 1, "in (0, 1]"),
-        )
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 
 
 @dataclass(frozen=True)
+@bounded("updates", epochs="at least 1", minibatches="at least 1")
 class Updates:
     """How often a rollout batch is trained on.
 
@@ -18,14 +19,6 @@ class Updates:
 
     epochs: int = 1
     minibatches: int = 1
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "updates",
-            self,
-            epochs=(self.epochs >= 1, "at least 1"),
-            minibatches=(self.minibatches >= 1, "at least 1"),
-        )
 
     @property
     def total(self) -> int:
@@ -39,6 +32,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+@bounded(epsilon="> 0, so that every prompt can be drawn", gamma="in [0, 1]")
 class Prioritized:
     """Prompts by the uncertainty of their tracked success rate, without replacement.
 
@@ -53,14 +47,6 @@ class Prioritized:
 
     epsilon: float = 0.05
     gamma: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "Prioritized",
-            self,
-            epsilon=(self.epsilon > 0, "> 0, so that every prompt can be drawn"),
-            gamma=(0 <= self.gamma <= 1, "in [0, 1]"),
-        )
 
 
 @dataclass(frozen=True)
@@ -93,14 +79,14 @@ class Greso:
             "Greso",
             self,
             lowest=(0 < self.lowest <= self.highest, f"above 0 and at most highest = {self.highest}"),
-            highest=(self.highest < 1, "below 1"),
+            highest="below 1",
             initial=(
                 self.lowest <= self.initial <= self.highest,
                 f"from lowest = {self.lowest} to highest = {self.highest}",
             ),
-            floor=(0 < self.floor <= 1, "in (0, 1]"),
-            step=(self.step >= 0, ">= 0"),
-            target=(0 <= self.target <= 1, "in [0, 1]"),
+            floor="in (0, 1]",
+            step=">= 0",
+            target="in [0, 1]",
         )
 
 
@@ -136,16 +122,11 @@ class TrackerConfig:
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
             raise ConfigError(f"TrackerConfig needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
-        check_bounds(
-            "TrackerConfig",
-            self,
-            d_half=(self.d_half > 0, "> 0"),
-            n0=(self.n0 >= 1, "at least 1"),
-            prior=(self.prior >= 0, ">= 0"),
-        )
+        check_bounds("TrackerConfig", self, d_half="> 0", n0="at least 1", prior=">= 0")
 
 
 @dataclass(frozen=True)
+@bounded(beta="> 0", n0="at least 1")
 class OptimalValue:
     """The value of the best policy near the initial one, estimated once for each prompt and then fixed.
 
@@ -164,11 +145,9 @@ class OptimalValue:
     n0: int = 8
     initial: str = "samples"
 
-    def __post_init__(self) -> None:
-        check_bounds("OptimalValue", self, beta=(self.beta > 0, "> 0"), n0=(self.n0 >= 1, "at least 1"))
-
 
 @dataclass(frozen=True)
+@bounded(decay="in (0, 1)")
 class RoleAverage:
     """What the policy earned lately in each role, the baseline of a game that it plays with itself.
 
@@ -183,11 +162,9 @@ class RoleAverage:
 
     decay: float = 0.95
 
-    def __post_init__(self) -> None:
-        check_bounds("RoleAverage", self, decay=(0 < self.decay < 1, "in (0, 1)"))
-
 
 @dataclass(frozen=True)
+@bounded(decay="in (0, 1)")
 class EmaProximal:
     """The proximal policy is a moving average of the weights, one step of it after every optimizer step.
 
@@ -202,9 +179,6 @@ class EmaProximal:
     """
 
     decay: float = 0.889
-
-    def __post_init__(self) -> None:
-        check_bounds("EmaProximal", self, decay=(0 < self.decay < 1, "in (0, 1)"))
 
 
 @dataclass(frozen=True)
@@ -260,7 +234,7 @@ class ReferencePolicy:
                 'reference.prompt to what it shall know, such as "{question} (The answer is {answer}.)", or model = '
                 '"average"'
             )
-        check_bounds("reference", self, decay=(0 < self.decay < 1, "in (0, 1)"), model=(bool(self.model), "a name"))
+        check_bounds("reference", self, decay="in (0, 1)", model=(bool(self.model), "a name"))
         named = [teacher.task for teacher in self.tasks]
         if len(set(named)) < len(named):
             raise ConfigError(f"reference.tasks names a task twice: {named}; one teacher each")
@@ -306,13 +280,14 @@ class SelfImitationBuffer:
             "SelfImitationBuffer",
             self,
             **{name: (count >= 1, "at least 1") for name, count in counts.items()},
-            learning_rate_ratio=(0 < self.learning_rate_ratio < math.inf, "> 0 and finite"),
-            value_coefficient=(0 <= self.value_coefficient < math.inf, ">= 0 and finite"),
+            learning_rate_ratio="> 0 and finite",
+            value_coefficient=">= 0 and finite",
             above=(math.isfinite(self.above), "a finite reward"),
         )
 
 
 @dataclass(frozen=True)
+@bounded(max_attempts="at least 1")
 class Informative:
     """Keep a group only if its rewards differ, else ask another prompt.
 
@@ -327,11 +302,9 @@ class Informative:
     max_attempts: int = 10
     part: str = ""
 
-    def __post_init__(self) -> None:
-        check_bounds("Informative", self, max_attempts=(self.max_attempts >= 1, "at least 1"))
-
 
 @dataclass(frozen=True)
+@bounded(buffer="in (0, 1]", factor=">= 0")
 class OverlongPenalty:
     """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
 
@@ -346,11 +319,3 @@ class OverlongPenalty:
 
     buffer: float = 0.2
     factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "OverlongPenalty",
-            self,
-            buffer=(0 < self.buffer <= 1, "in (0, 1]"),
-            factor=(self.factor >= 0, ">= 0"),
-        )

@@ -11,7 +11,7 @@ from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratio_bounds import Clip, RatioBound
 from gnomon.algorithms.ratios import Statistics, average, fraction, masked
 from gnomon.algorithms.regularizers import exact_kl
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics
 
 ROUNDING = 1e-6
@@ -41,7 +41,7 @@ class ClippedSurrogate:
                 f"ClippedSurrogate compares with a Clip, got a {type(self.trust).__name__}; "
                 "caps belong to PolicyGradient"
             )
-        check_bounds("ClippedSurrogate", self, dual=(self.dual is None or self.dual > 1, "> 1"))
+        check_bounds("ClippedSurrogate", self, dual="> 1")
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the clipped branch strictly won."""
@@ -150,12 +150,12 @@ class BalancedSurrogate:
         check_bounds(
             "BalancedSurrogate",
             self,
-            share=(0 < self.share < 1, "in (0, 1)"),
+            share="in (0, 1)",
             low=(0 < self.low <= self.low_end, "above 0 and at most low_end"),
-            low_end=(self.low_end < 1, "below 1"),
+            low_end="below 1",
             high=(1 < self.high <= self.high_end, "above 1 and at most high_end"),
-            low_step=(self.low_step > 0, "> 0"),
-            high_step=(self.high_step > 0, "> 0"),
+            low_step="> 0",
+            high_step="> 0",
         )
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
@@ -187,6 +187,7 @@ class BalancedSurrogate:
 
 
 @dataclass(frozen=True)
+@bounded(positive="> 0", negative="> 0")
 class SigmoidGate:
     """A sigmoid of the ratio in place of a clip: the push fades smoothly on both sides of 1.
 
@@ -203,9 +204,6 @@ class SigmoidGate:
     positive: float = 1.0
     negative: float = 1.05
 
-    def __post_init__(self) -> None:
-        check_bounds("SigmoidGate", self, positive=(self.positive > 0, "> 0"), negative=(self.negative > 0, "> 0"))
-
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask = view.batch.mask
@@ -217,6 +215,7 @@ class SigmoidGate:
 
 
 @dataclass(frozen=True)
+@bounded(epsilon="> 0")
 class QuadraticPenalty:
     """The plain ratio, held back by a parabola around 1 in place of a clip: there is a slope everywhere.
 
@@ -231,9 +230,6 @@ class QuadraticPenalty:
 
     epsilon: float = 0.2
 
-    def __post_init__(self) -> None:
-        check_bounds("QuadraticPenalty", self, epsilon=(self.epsilon > 0, "> 0"))
-
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask, ratio = view.batch.mask, view.log_ratio.exp()
@@ -246,6 +242,7 @@ class QuadraticPenalty:
 
 
 @dataclass(frozen=True)
+@bounded(epsilon="> 0")
 class GeometricClip:
     """The geometric mean of token ratios, each clipped on one side *before* the mean.
 
@@ -260,9 +257,6 @@ class GeometricClip:
     """
 
     epsilon: float = 0.4
-
-    def __post_init__(self) -> None:
-        check_bounds("GeometricClip", self, epsilon=(self.epsilon > 0, "> 0"))
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how many were clipped."""
@@ -282,6 +276,7 @@ class GeometricClip:
 
 
 @dataclass(frozen=True)
+@bounded(beta="> 0")
 class Regression:
     """A regression in place of a policy gradient: the log-ratio to the reference shall become the advantage.
 
@@ -298,9 +293,6 @@ class Regression:
 
     beta: float = 1e-3
 
-    def __post_init__(self) -> None:
-        check_bounds("Regression", self, beta=(self.beta > 0, "> 0"))
-
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask = view.batch.mask
@@ -311,6 +303,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
+@bounded(gamma="> 0")
 class GivenShaping:
     """Another surrogate for what the policy sampled, and -A f(p) for a response that was given to it.
 
@@ -328,9 +321,6 @@ class GivenShaping:
     of: ClippedSurrogate | PolicyGradient = field(default=ClippedSurrogate())
     gamma: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_bounds("GivenShaping", self, gamma=(self.gamma > 0, "> 0"))
-
     @property
     def reads_both(self) -> bool:
         """That of the surrogate inside."""
@@ -346,6 +336,7 @@ class GivenShaping:
 
 
 @dataclass(frozen=True)
+@bounded(top_k=">= 0 (0 is the whole distribution)")
 class Distillation:
     """The distance to a teacher's distributions in place of a policy gradient.
 
@@ -360,9 +351,6 @@ class Distillation:
     """
 
     top_k: int = 100
-
-    def __post_init__(self) -> None:
-        check_bounds("Distillation", self, top_k=(self.top_k >= 0, ">= 0 (0 is the whole distribution)"))
 
     @property
     def reference_top(self) -> int:
@@ -402,10 +390,7 @@ class PreferenceLoss:
     def __post_init__(self) -> None:
         is_share = self.smoothing == 0 or (self.loss == "logistic" and 0 <= self.smoothing < 0.5)
         check_bounds(
-            "PreferenceLoss",
-            self,
-            beta=(self.beta > 0, "> 0"),
-            smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"'),
+            "PreferenceLoss", self, beta="> 0", smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"')
         )
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
@@ -444,6 +429,7 @@ class PreferenceLoss:
 
 
 @dataclass(frozen=True)
+@bounded(beta="> 0", desired=">= 0", undesired=">= 0")
 class ProspectLoss:
     """An answer with a label alone: a desired one shall gain on the reference, an undesired one lose.
 
@@ -462,15 +448,6 @@ class ProspectLoss:
     beta: float = 0.1
     desired: float = 1.0
     undesired: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "ProspectLoss",
-            self,
-            beta=(self.beta > 0, "> 0"),
-            desired=(self.desired >= 0, ">= 0"),
-            undesired=(self.undesired >= 0, ">= 0"),
-        )
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
         """Return each token's share of a row, of those with a label, and of the others' log-ratios."""

@@ -75,12 +75,7 @@ class EvaluationConfig:
     sampling: EvalSampling = EvalSampling()
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "evaluation",
-            self,
-            every=(self.every >= 0, "at least 0"),
-            samples=(self.samples >= 0, "at least 0"),
-        )
+        check_bounds("evaluation", self, every="at least 0", samples="at least 0")
         if self.task is not None and self.tasks:
             raise ConfigError(
                 f"evaluation.task = '{self.task.name}' and evaluation.tasks are both given; name it among the tasks"

@@ -29,8 +29,10 @@ Each message says what was wrong, with the value, and what to do. All errors can
 
 import difflib
 import errno
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 
 class GnomonError(Exception):
@@ -135,28 +137,85 @@ def refusal_of(error: BaseException) -> OSError | None:
     return None
 
 
-def check_bounds(where: str, piece: object, **bounds: tuple[bool, str]) -> None:
+_BOUND = re.compile(
+    r"(?P<least>[-\d.]+)(?: \([\w ]+\))? or more.*|(?P<sign>at least|>=|above|>|below) (?P<edge>[-\d.]+)(?: and below "
+    r"(?P<top>[-\d.]+))?.*|in (?P<open>[\[(])(?P<low>[-\d.]+), (?P<high>[-\d.]+)(?P<close>[\])])"
+)
+
+
+def _holds(bound: str, value: Any) -> bool:
+    """Whether a number is within a bound in words: "at least 1 token", "> 0 and finite", "in (0, 1]"."""
+    found = _BOUND.fullmatch(bound)
+    assert found is not None, f"'{bound}' is no bound in words"
+    if bound.endswith("finite") and not math.isfinite(value):
+        return False
+    if found["open"]:
+        low, high = float(found["low"]), float(found["high"])
+        is_above = value > low if found["open"] == "(" else value >= low
+        return bool(is_above and (value < high if found["close"] == ")" else value <= high))
+    if found["sign"] == "below":
+        return bool(value < float(found["edge"]))
+    if found["sign"] in ("above", ">"):
+        return bool(value > float(found["edge"]) and (found["top"] is None or value < float(found["top"])))
+    return bool(value >= float(found["least"] or found["edge"]))
+
+
+def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) -> None:
     """Refuse ``piece`` when one of its fields is out of bounds, naming that field and its value alone.
 
     Args:
         where: What comes before the field's name, such as "learner.optimizer".
-        bounds: For each field whether its bound holds, and the bound in words.
+        bounds: For each field its bound in words, such as "at least 1", "above 0 and below 1" or "in [0, 1)"; or, where
+            the words do not say it all, whether the bound holds, and the bound in words. None is within all bounds in
+            words.
 
     Raises:
         ConfigError: A bound does not hold.
 
-    >>> check_bounds("slice", slice(0, -1), start=(True, "at least 0"), stop=(False, "at least 0"))
+    >>> check_bounds("slice", slice(0, -1), start="at least 0", stop="at least 0")
     Traceback (most recent call last):
     ...
     gnomon.core.errors.ConfigError: slice.stop must be at least 0, got -1
     """
-    broken = [
-        f"{where}.{name} must be {bound}, got {getattr(piece, name)!r}"
-        for name, (holds, bound) in bounds.items()
-        if not holds
-    ]
+    broken = []
+    for name, bound in bounds.items():
+        value = getattr(piece, name)
+        holds, said = (value is None or _holds(bound, value), bound) if isinstance(bound, str) else bound
+        if not holds:
+            broken.append(f"{where}.{name} must be {said}, got {value!r}")
     if broken:
         raise ConfigError("; ".join(broken))
+
+
+C = TypeVar("C")
+
+
+def bounded(where: str = "", **bounds: str) -> Callable[[type[C]], type[C]]:
+    """Check the fields of a dataclass against `check_bounds` whenever it is made; stands below ``@dataclass``.
+
+    Args:
+        where: As of `check_bounds`; the name of the class by default.
+        bounds: As of `check_bounds`, in words.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... @bounded(width="> 0")
+    ... class Frame:
+    ...     width: int
+    >>> Frame(0)
+    Traceback (most recent call last):
+    ...
+    gnomon.core.errors.ConfigError: Frame.width must be > 0, got 0
+    """
+
+    def with_check(cls: type[C]) -> type[C]:
+        def __post_init__(self: C) -> None:
+            check_bounds(where or cls.__name__, self, **bounds)
+
+        cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        return cls
+
+    return with_check
 
 
 def shortened(text: str, most: int = 80) -> str:

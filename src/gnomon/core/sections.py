@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gnomon.core.errors import ConfigError, check_bounds, shortened
+from gnomon.core.errors import ConfigError, bounded, check_bounds, shortened
 from gnomon.core.redaction import check_no_secret
 
 MOST_TOKENS = 64
@@ -108,13 +108,11 @@ class EvalSampling:
             "evaluation.sampling",
             self,
             temperature=(self.temperature is None or 0 <= self.temperature < math.inf, "0 (greedy) or more"),
-            top_p=(self.top_p is None or 0 < self.top_p <= 1, "in (0, 1]"),
-            top_k=(self.top_k is None or self.top_k >= 0, "0 (every token) or more"),
-            min_p=(self.min_p is None or 0 <= self.min_p < 1, "in [0, 1)"),
-            max_completion_length=(
-                self.max_completion_length is None or self.max_completion_length >= 1, "at least 1 token"
-            ),
-        )  # fmt: skip
+            top_p="in (0, 1]",
+            top_k="0 (every token) or more",
+            min_p="in [0, 1)",
+            max_completion_length="at least 1 token",
+        )
 
     @property
     def given(self) -> dict[str, Any]:
@@ -195,10 +193,10 @@ class EngineConfig:
         check_bounds(
             "engine",
             self,
-            max_concurrent=(self.max_concurrent >= 1, "at least 1"),
-            count=(self.count >= 1, "at least 1"),
-            timeout_seconds=(self.timeout_seconds > 0, "> 0"),
-            tensor_parallel=(self.tensor_parallel >= 1, "at least 1"),
+            max_concurrent="at least 1",
+            count="at least 1",
+            timeout_seconds="> 0",
+            tensor_parallel="at least 1",
         )
         if self.kind not in ("local", "vllm") and not self.is_own:
             raise ConfigError(f"engine.kind = {self.kind!r}: should be {ENGINE_KINDS}")
@@ -228,6 +226,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+@bounded("staleness", slack="0 or more steps", ess_floor="above 0 and below 1", limit="at least 1 step")
 class StalenessConfig:
     """How generation and training overlap, where `Experiment.max_staleness` allows that.
 
@@ -248,15 +247,6 @@ class StalenessConfig:
     slack: int = 0
     ess_floor: float = 0.5
     limit: int = 8
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "staleness",
-            self,
-            slack=(self.slack >= 0, "0 or more steps"),
-            ess_floor=(0 < self.ess_floor < 1, "above 0 and below 1"),
-            limit=(self.limit >= 1, "at least 1 step"),
-        )
 
 
 @dataclass(frozen=True)
@@ -284,9 +274,9 @@ class BudgetConfig:
         check_bounds(
             "budget",
             self,
-            tokens=(self.tokens >= 0, "0 (no limit) or more"),
-            seconds=(0 <= self.seconds < math.inf, "0 (no limit) or more, and finite"),
-            evaluations=(self.evaluations >= 0, "0 or more"),
+            tokens="0 (no limit) or more",
+            seconds="0 (no limit) or more, and finite",
+            evaluations="0 or more",
         )
         if self.evaluations and not self.is_set:
             raise ConfigError("budget.evaluations are shares of a budget; set budget.tokens or budget.seconds")
@@ -298,6 +288,12 @@ class BudgetConfig:
 
 
 @dataclass(frozen=True)
+@bounded(
+    "checkpoints",
+    every="0 (at the end alone) or more steps",
+    keep_last="at least 1",
+    keep_every="0 (none) or more steps",
+)
 class CheckpointConfig:
     """When a checkpoint is written, and how many are kept.
 
@@ -317,17 +313,15 @@ class CheckpointConfig:
     keep_every: int = 0
     asynchronous: bool = True
 
-    def __post_init__(self) -> None:
-        check_bounds(
-            "checkpoints",
-            self,
-            every=(self.every >= 0, "0 (at the end alone) or more steps"),
-            keep_last=(self.keep_last >= 1, "at least 1"),
-            keep_every=(self.keep_every >= 0, "0 (none) or more steps"),
-        )
-
 
 @dataclass(frozen=True)
+@bounded(
+    "grading",
+    workers="at least 1",
+    deadline_seconds="above 0",
+    memory_gib="0 (no limit) or more",
+    max_error_fraction="in [0, 1)",
+)
 class GradingConfig:
     """Processes and limits of the rewards.
 
@@ -349,16 +343,6 @@ class GradingConfig:
     environment: tuple[str, ...] = ()
     max_error_fraction: float = 0.2
     opening: bool = True
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "grading",
-            self,
-            workers=(self.workers >= 1, "at least 1"),
-            deadline_seconds=(self.deadline_seconds > 0, "above 0"),
-            memory_gib=(self.memory_gib >= 0, "0 (no limit) or more"),
-            max_error_fraction=(0 <= self.max_error_fraction < 1, "in [0, 1)"),
-        )
 
 
 _LAST_PORT = (1 << 16) - 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from gnomon.core.errors import ConfigError, GradingError, RewardError, check_bounds
+from gnomon.core.errors import ConfigError, GradingError, RewardError, bounded
 from gnomon.core.processes.server import Channel
 from gnomon.core.processes.stop_signals import STOP_SIGNALS, stop_signals_blocked
 from gnomon.core.redaction import tail
@@ -32,6 +32,13 @@ _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
+@bounded(
+    "grading",
+    workers="at least 1",
+    deadline_seconds="above 0",
+    start_seconds="above 0",
+    memory_gib="above 0, or None for no limit",
+)
 class Limits:
     """What grading may use.
 
@@ -49,16 +56,6 @@ class Limits:
     start_seconds: float = 60.0
     memory_gib: float | None = 4.0
     environment: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "grading",
-            self,
-            workers=(self.workers >= 1, "at least 1"),
-            deadline_seconds=(self.deadline_seconds > 0, "above 0"),
-            start_seconds=(self.start_seconds > 0, "above 0"),
-            memory_gib=(self.memory_gib is None or self.memory_gib > 0, "above 0, or None for no limit"),
-        )
 
 
 @dataclass(frozen=True)
