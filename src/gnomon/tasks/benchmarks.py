@@ -1,5 +1,6 @@
 """Published test sets by name: where each lies on the hub, which columns it has, how its answers are judged."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +9,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
-from gnomon.rewards.answers import Where
-from gnomon.rewards.code.published import PRIVATE, PUBLIC
-from gnomon.rewards.code.reward import Code
-from gnomon.rewards.exact import Boxed, Numeric, Parsable
-from gnomon.rewards.grading import WeightedReward
-from gnomon.rewards.instructions import LANGUAGE, Instructions
-from gnomon.rewards.math import Mathematics
+from gnomon.core.tables import build, packaged_toml
+from gnomon.rewards.code.published import PRIVATE, PUBLIC, unpacked
+from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.instructions import LANGUAGE
 from gnomon.tasks.base import Content
-from gnomon.tasks.livecodebench import cases_of, is_in_window, starter_of
 from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.tables import TableTask, is_file_name
-
-AT_THE_END = "\nReason step by step, and give the final answer, a number, at the very end."
-IN_A_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
-_IN_A_BLOCK = "\n\nGive the whole program in one ```python block."
-_AFTER: Where = "after_thinking"
-_BOX = WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format", within=_AFTER)
 
 Columns = Mapping[str, Any]
 
@@ -33,7 +24,7 @@ def _nothing(columns: Columns) -> str:
     return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """One published test set.
 
@@ -52,10 +43,10 @@ class Benchmark:
     """
 
     hub: str
-    subset: str | None
+    subset: str | None = None
     split: str
     prompt_column: str
-    answer_column: str | None
+    answer_column: str | None = None
     suffix: str
     rewards: tuple[WeightedReward, ...]
     reference: tuple[str, str]
@@ -64,20 +55,6 @@ class Benchmark:
     tests: Callable[[Columns], list[dict[str, Any]]] | None = None
     is_dated: bool = False
     files: str = ""
-
-
-_ANY = ("a text", r".*\S.*")
-_NUMBER_LAST = ("a solution that ends in a number, such as '#### 72'", r".*\d.*")
-_AIME = ("a whole number from 0 to 999", r"\s*0*\d{1,3}(\.0*)?\s*")
-_WHOLE = ("a whole number", r"\s*-?\d+(\.0*)?\s*")
-_NUMBER = ("a number", r"\s*-?\d+(\.\d+)?(/\d+)?\s*")
-
-
-def _contest(hub: str, split: str, reference: tuple[str, str], prompt_column: str = "problem") -> Benchmark:
-    """Return a set of bare answers: whole numbers are compared by `Boxed`, all else by `Mathematics`."""
-    judge = Mathematics() if reference is _ANY else Boxed()
-    rewards = (WeightedReward(judge, name="answer", within=_AFTER), _BOX)
-    return Benchmark(hub, None, split, prompt_column, "answer", IN_A_BOX, rewards, reference)
 
 
 def _described(columns: Columns) -> str:
@@ -94,59 +71,83 @@ def _asserts(columns: Columns) -> str:
     return "\n\nIt should pass these tests:\n" + "\n".join(map(str, columns.get("test_list") or ()))
 
 
-# GSM8K's answer is a worked solution that ends in "#### 72". MATH-500, AIME 2024 and AMO-Bench have a worked
-# ``solution`` beside the ``answer``. Answers of AIME are whole numbers from 0 to 999, sometimes written with leading
-# zeros; those of BeyondAIME are whole numbers too, stored as such; AMC's are numbers, whole ones with ".0" in some
-# copies. Those of MathArena (AIME 2026, BRUMO, HMMT) are numbers or LaTeX.
-BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
-    {
-        "gsm8k": Benchmark(
-            "openai/gsm8k", "main", "test", "question", "answer", AT_THE_END,
-            (
-                WeightedReward(Numeric(must_end=True), name="answer", within=_AFTER),
-                WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format", within=_AFTER),
-            ),
-            _NUMBER_LAST,
-        ),
-        "math-500": _contest("HuggingFaceH4/MATH-500", "test", _ANY),
-        "aime-24": _contest("HuggingFaceH4/aime_2024", "train", _AIME),
-        "aime-25": _contest("math-ai/aime25", "test", _AIME),
-        "aime-26": _contest("MathArena/aime_2026", "train", _AIME),
-        "beyond-aime": _contest("ByteDance-Seed/BeyondAIME", "test", _WHOLE),
-        "amc-23": _contest("math-ai/amc23", "test", _NUMBER, "question"),
-        "brumo-25": _contest("MathArena/brumo_2025", "train", _ANY),
-        "hmmt-25": _contest("MathArena/hmmt_feb_2025", "train", _ANY),
-        "amo-bench": replace(_contest("meituan-longcat/AMO-Bench", "test", _ANY, "prompt"), left_out=_described),
-        "humaneval": Benchmark(
-            "openai/openai_humaneval", None, "test", "prompt", "canonical_solution", _IN_A_BLOCK,
-            (WeightedReward(Code(column="test"), name="answer", within=_AFTER),), _ANY,
-        ),
-        "mbpp": Benchmark(
-            "google-research-datasets/mbpp", "full", "test", "text", "code", _IN_A_BLOCK,
-            (WeightedReward(Code(column="test_list"), name="answer", within=_AFTER),), _ANY, shown=_asserts,
-        ),
-        "livecodebench": Benchmark(
-            "livecodebench/code_generation_lite", None, "test", "question_content", None, _IN_A_BLOCK,
-            (WeightedReward(Code(case_seconds=6.0, total_seconds=60.0), name="answer", within=_AFTER),), _ANY,
-            shown=starter_of, tests=cases_of, is_dated=True, files="test.jsonl to test6.jsonl",
-        ),
-        "ifeval": Benchmark(
-            "google/IFEval", None, "train", "prompt", None, "",
-            (
-                WeightedReward(Instructions(), name="answer", within=_AFTER),
-                WeightedReward(Instructions(credit="each"), weight=0.0, name="instructions", within=_AFTER),
-            ),
-            _ANY, left_out=_in_a_language,
-        ),
-    }
-)  # fmt: skip
+_STARTER = "\n\nUse this starter code:\n```python\n{}\n```"
 
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "codeforces": "its cases are not published, so only Codeforces itself judges an answer, and a rating needs the "
-        "standings of its contests; gnomon submits nothing. Take livecodebench, or a table with cases of your own",
+
+def cases_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the public and private cases of a row.
+
+    Args:
+        columns: ``public_test_cases`` as JSON; ``private_test_cases`` as JSON, or packed as published (`unpacked`).
+
+    Raises:
+        ValueError: The cases are in another form.
+    """
+    return [*_listed(columns.get(PUBLIC)), *_listed(columns.get(PRIVATE))]
+
+
+def _listed(cases: Any) -> list[dict[str, Any]]:
+    found = cases
+    if isinstance(cases, str):
+        found = json.loads(cases if cases.lstrip()[:1] == "[" else unpacked(cases))
+    if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
+        raise ValueError("the cases are no list of objects")
+    return found
+
+
+def starter_of(columns: Mapping[str, Any]) -> str:
+    """Return what follows the question: the code that an answer begins with, or where input and output are."""
+    code = str(columns.get("starter_code") or "").rstrip()
+    return _STARTER.format(code) if code else "\n\nRead from standard input and write to standard output."
+
+
+def is_in_window(columns: Mapping[str, Any], since: date | None, until: date | None) -> bool:
+    """Whether a row's contest was on ``since`` or later, and before ``until``.
+
+    Raises:
+        DatasetError: The row has no date.
+    """
+    if since is None and until is None:
+        return True
+    try:
+        day = date.fromisoformat(str(columns.get("contest_date"))[:10])
+    except ValueError as error:
+        raise DatasetError(f"contest_date is no date: {columns.get('contest_date')!r}") from error
+    return (since is None or day >= since) and (until is None or day < until)
+
+
+_TABLE = packaged_toml("gnomon.tasks", "published.toml")
+_REWARDS = {name: build(Grading, {"rewards": rewards}).rewards for name, rewards in _TABLE["rewards"].items()}
+_OF_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "amo-bench": {"left_out": _described},
+    "mbpp": {"shown": _asserts},
+    "livecodebench": {"shown": starter_of, "tests": cases_of},
+    "ifeval": {"left_out": _in_a_language},
+}
+
+
+def published_sets(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the sets of published.toml by name, "benchmarks" or "training", with what their entries name."""
+    return {
+        name: {
+            **known,
+            "suffix": _TABLE["suffixes"][known["suffix"]],
+            "rewards": _REWARDS[known["rewards"]],
+            "reference": tuple(_TABLE["references"][known["reference"]]),
+        }
+        for name, known in _TABLE[kind].items()
     }
+
+
+def _benchmark(known: dict[str, Any], of_rows: Mapping[str, Any]) -> Benchmark:
+    rewards = tuple(replace(reward, within="after_thinking") for reward in known["rewards"])
+    return Benchmark(**{**known, **of_rows, "rewards": rewards})
+
+
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
+    {name: _benchmark(known, _OF_ROWS.get(name, {})) for name, known in published_sets("benchmarks").items()}
 )
+REFUSED: Mapping[str, str] = MappingProxyType(_TABLE["refused"])
 """Sets that are known and cannot be asked, each with the reason."""
 
 

@@ -6,10 +6,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
-from gnomon.rewards.exact import Numeric, Parsable
 from gnomon.rewards.grading import WeightedReward
-from gnomon.rewards.math import Mathematics
-from gnomon.tasks.benchmarks import AT_THE_END, IN_A_BOX, examples, is_answered, spelled
+from gnomon.tasks.benchmarks import examples, is_answered, published_sets, spelled
 from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.tables import TableTask
 
@@ -34,41 +32,15 @@ class TrainingSet:
     answer_column: str
     suffix: str
     rewards: tuple[WeightedReward, ...]
-    reference: str = r".*\S.*"
+    reference: str
 
 
-_NUMBER = (
-    WeightedReward(Numeric(must_end=True), name="answer"),
-    WeightedReward(Parsable(extract="last_number"), weight=0.0, name="format"),
-)
-_MATHEMATICS = (
-    WeightedReward(Mathematics(), name="answer"),
-    WeightedReward(Parsable(extract="boxed"), weight=0.0, name="format"),
-)
-
-# As published: DAPO-Math-17k has 1,791,400 rows of 17,398 questions, each a chat message that asks for a last line
-# "Answer: ..." (BytedTsinghua-SIA/DAPO issues 15 and 36, verl issue 3065); the processed set has each question once,
-# without those words, by language. DeepScaleR has a worked ``solution`` beside ``answer``, empty in many rows, and six
-# rows without an answer (its discussion 4). GSM8K's answer ends in "#### 72". MATH has worked solutions alone, whose
-# box is the answer.
 PUBLISHED: Mapping[str, TrainingSet] = MappingProxyType(
     {
-        "dapo-17k": TrainingSet(
-            "BytedTsinghua-SIA/DAPO-Math-17k", "prompt", "reward_model.ground_truth", "", _NUMBER
-        ),
-        "dapo-17k-en": TrainingSet(
-            "open-r1/DAPO-Math-17k-Processed:en", "prompt", "reward_model.ground_truth", IN_A_BOX, _MATHEMATICS
-        ),
-        "deepscaler": TrainingSet(
-            "agentica-org/DeepScaleR-Preview-Dataset", "problem", "answer", IN_A_BOX, _MATHEMATICS
-        ),
-        "gsm8k": TrainingSet("openai/gsm8k:main", "question", "answer", AT_THE_END, _NUMBER, r".*\d.*"),
-        "math": TrainingSet(
-            "DigitalLearningGmbH/MATH-lighteval", "problem", "solution", IN_A_BOX, _MATHEMATICS,
-            r".*\\f?box(ed)?\b.*",
-        ),
+        name: TrainingSet(**{**known, "reference": known["reference"][1]})
+        for name, known in published_sets("training").items()
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
