@@ -184,6 +184,9 @@ def test_the_copy_that_a_step_is_undone_with_is_counted(overrides: tuple[str, ..
 
     assert plan.undo_bytes == bytes_each * plan.parameters
     assert any(said in sentence for sentence in plan.sentences) == bool(bytes_each)
+    shared = planned("learner.precision=fp32", *overrides, "learner.processes=3", "device=cpu")
+    assert shared.undo_bytes == plan.undo_bytes
+    assert any(f"{said}, a share of it in each of 3" in each for each in shared.sentences) == bool(bytes_each)
 
 
 def test_the_copy_that_is_counted_is_the_one_that_is_kept(tmp_path: Path):

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from gnomon.algorithms import PRESETS, resolve
+from gnomon.algorithms.sections import EmaProximal
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.core.errors import LearnerError, NotFiniteError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.reference import ReferenceModels
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.tiny import tiny_model
@@ -173,6 +176,43 @@ def test_a_critic_that_fails_takes_the_policy_s_update_back(tmp_path: Path, kind
         asyncio.run(learn(1.0))
     assert guarded.is_learned
     assert guard.streak == 0
+
+
+@pytest.mark.parametrize("kind", ["none", "shared", "separate"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_that_a_step_changes_is_put_back_bit_for_bit(precision: str, kind: str):
+    """Masters, moments, averages of policy and reference with their counts, and the module; at the first step too."""
+    model = tiny_model(0).to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+    critic = {"none": None, "shared": head_for(model), "separate": load_critic("tiny", "policy")}[kind]
+    plan = LearnerConfig(OptimizerConfig(learning_rate=1e-2), precision=precision)
+    averaged = ReferenceModels(average=EmaProximal())
+    learner = TorchLearner(model, plan, 9, averaged, critic, EmaProximal())
+    for _ in range(2):
+        before, module = learner.state(), {n: t.clone() for n, t in model.state_dict().items()}
+        learner.keep()
+        train_on_anything(learner)
+        train_on_anything(learner)
+        changed = learner.state()
+        learner.undo()
+
+        assert not any(torch.equal(t, changed.tensors[n]) for n, t in before.tensors.items() if t.numel())
+        assert changed.values["proximal"] != before.values["proximal"]
+        assert learner.state().values == before.values
+        assert is_identical(learner.state().tensors, before.tensors)
+        assert is_identical(model.state_dict(), module)
+        train_on_anything(learner)
+
+
+def train_on_anything(learner: TorchLearner) -> None:
+    """Step every optimizer on a gradient of ones, and let the averages follow."""
+    optimizers = {learner._optimizer} if learner._critic is None else {learner._optimizer, learner._critic.optimizer}
+    for optimizer in optimizers:
+        for parameter in optimizer.masters.module_parameters.values():
+            torch.ones_like(parameter).mul(parameter).sum().backward()
+        optimizer.step(1e-2)
+    for average in (learner._average, learner._reference.average):
+        assert average is not None
+        average.follow(learner._optimizer.masters.parameters)
 
 
 def scored(**more: Any) -> Batch:

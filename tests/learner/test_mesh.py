@@ -30,6 +30,10 @@ def run(work: Any) -> Any:
     return asyncio.run(work)
 
 
+def is_identical(left: Any, right: Any) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
 @pytest.fixture(scope="module")
 def recipe():
     """With a critic, a reference and two processes; CPU tensors of odd sizes over them."""
@@ -114,6 +118,29 @@ def test_a_state_of_another_learner_is_refused(distributed: DistributedLearner, 
 
     assert apart(distributed.state().tensors, state.tensors) == 0.0
     walk(distributed, GRPO, batches(1))
+
+
+def test_a_step_is_undone_from_each_process_s_own_share(distributed: DistributedLearner, batches):
+    """Kept, trained twice and undone, all is bit for bit what it was, counts too; then the same step is the same bits.
+
+    The run hears no tensor: nothing is collected.
+    """
+    steps = batches(3)
+    walk(distributed, VAPO, steps[:1])
+    before = distributed.state()
+    asked: list[list[Any]] = [distributed._ask("keep")]
+    walk(distributed, VAPO, steps[1:], 1)
+    first = distributed.state().tensors
+    asked.append(distributed._ask("undo"))
+
+    assert asked == [[None, None], [None, None]]
+    assert moved(first, before.tensors) > 1e-4
+    distributed._version = before.values["version"]
+    again = distributed.state()
+    assert again.values == before.values
+    assert is_identical(again.tensors, before.tensors)
+    walk(distributed, VAPO, steps[1:], 1)
+    assert is_identical(distributed.state().tensors, first)
 
 
 def test_the_same_steps_are_the_same_bits(started, batches):

@@ -229,7 +229,9 @@ def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
         f"with the records {disk} on disk."
     )
     if plan.undo_bytes:
-        yield f"Of that memory {size_in_words(plan.undo_bytes)} is a copy that undoes a step of several updates."
+        said = f"Of that memory {size_in_words(plan.undo_bytes)} is a copy that undoes a step of several updates"
+        processes = experiment.learner.processes
+        yield f"{said}, a share of it in each of {processes} processes." if processes > 1 else f"{said}."
     device = resolve_device(experiment.device)
     own = memory_of(device) * experiment.learner.processes
     if experiment.learner.is_sharded:

@@ -121,6 +121,12 @@ class Learner(Protocol):
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``."""
 
+    def keep(self) -> None:
+        """Copy what the next training step may change, each process what it holds."""
+
+    def undo(self) -> None:
+        """Become, bit for bit, what this was when `keep` was last called."""
+
 
 class SavableLearner(Learner, Protocol):
     """A learner of a model that can be written down."""

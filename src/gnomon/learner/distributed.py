@@ -193,6 +193,15 @@ class DistributedLearner:
         self._ask("restore", state=state)
         self._version = int(state.values["version"])
 
+    def keep(self) -> None:
+        """Let each process copy its own share of what a step may change; nothing is collected."""
+        self._ask("keep")
+
+    def undo(self) -> None:
+        """Let each process put its own share back, bit for bit; see `TorchLearner.undo`."""
+        self._weights = None
+        self._ask("undo")
+
     def write_model(self, folder: Path) -> None:
         """Write the model, and its critic, as `TorchLearner.write_model` does."""
         try:

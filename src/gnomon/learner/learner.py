@@ -93,6 +93,8 @@ class TorchLearner:
         # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
         self._updates = 0
         self._scored_at: int | None = None
+        self._kept: dict[Optimizer | MovingAverage, list[Tensor]] = {}
+        self._kept_values: tuple[int, State, ComputeStats] | None = None
         # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
@@ -198,6 +200,34 @@ class TorchLearner:
             ComputeStats(*(int(count) for count in state.values["work"])) if self._mesh.rank == 0 else ComputeStats()
         )
         self._scored_at = None
+
+    def keep(self) -> None:
+        """Copy on the CPU what the next training step may change of what this process holds.
+
+        A later call writes over the copy: memory for it is taken once.
+        """
+        for owner in self._changing():
+            tensors = owner.changing()
+            if owner not in self._kept:
+                self._kept[owner] = [torch.empty_like(own, device="cpu") for own in tensors]
+            for kept, own in zip(self._kept[owner], tensors, strict=True):
+                kept.copy_(own)
+        self._kept_values = (self._version, self._lag.state(), replace(self._passes.work))
+
+    def undo(self) -> None:
+        """Become, bit for bit, what this was when `keep` was last called; no process asks another one for anything."""
+        assert self._kept_values is not None, "keep comes first"
+        for owner in self._changing():
+            owner.put_back(self._kept[owner])
+        self._version, lag, work = self._kept_values
+        self._lag.restore(lag)
+        self._passes.work, self._scored_at = replace(work), None
+
+    def _changing(self) -> list[Optimizer | MovingAverage]:
+        """Return what holds tensors that a step changes."""
+        own = None if self._critic is None or self._critic.is_shared else self._critic.optimizer
+        held = (self._optimizer, own, self._average, self._reference.average)
+        return [part for part in held if part is not None]
 
     def close(self) -> None:
         """End its thread."""

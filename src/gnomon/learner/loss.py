@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class MovingAverage:
         self.model = copy.deepcopy(model, frozen).eval()
         self._masters = Masters(trainable(self.model))
         self._decay = plan.decay
-        self._count = 1.0
+        self._count = torch.ones((), dtype=torch.float64)
 
     def spread(self, mesh: Mesh) -> None:
         """Let ``mesh`` hold it, a part in each of its processes; before the first step."""
@@ -52,17 +52,27 @@ class MovingAverage:
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
         """Make one step toward ``weights``, by the name of the parameter; others than the model's are left alone."""
-        self._count = 1 + self._decay * self._count
+        self._count.mul_(self._decay).add_(1)
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
-                average.lerp_(weights[name], 1 / self._count)
+                average.lerp_(weights[name], 1 / float(self._count))
+        self._masters.round_into_module()
+
+    def changing(self) -> list[Tensor]:
+        """Return the averages, as far as this process holds them, and n."""
+        return [*(average.detach() for average in self._masters.parameters.values()), self._count]
+
+    def put_back(self, copies: Sequence[Tensor]) -> None:
+        """Write copies of `changing` back, bit for bit."""
+        for own, kept in zip(self.changing(), copies, strict=True):
+            own.copy_(kept)
         self._masters.round_into_module()
 
     def state(self) -> State:
         """Return copies of the averages, on the CPU of rank 0, under their names, and n as ``count``."""
         averages = self._masters.parameters.items()
         tensors = {name: self._masters.whole(name, average) for name, average in averages}
-        return State(tensors, {"count": self._count})
+        return State(tensors, {"count": float(self._count)})
 
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of other parameters."""
@@ -79,7 +89,7 @@ class MovingAverage:
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
                 average.copy_(self._masters.part(name, state.tensors[name]))
-        self._count = float(state.values["count"])
+        self._count.fill_(float(state.values["count"]))
         self._masters.round_into_module()
 
 

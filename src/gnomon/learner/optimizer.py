@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +84,9 @@ class OptimizerConfig:
         shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
         left = shapes[self.schedule]
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
+
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
@@ -197,6 +200,19 @@ class Optimizer:
                     moments[key].zero_() if saved is None else moments[key].copy_(self.masters.part(name, saved))
         self.masters.round_into_module()
 
+    def changing(self) -> list[Tensor]:
+        """Return all that a step changes of what this process holds: masters, moments and counts of steps."""
+        masters = self.masters.parameters.values()
+        return [t for m in masters for t in (m.detach(), *(self._adam.state[m][k] for k in _MOMENTS))]
+
+    def put_back(self, copies: Sequence[Tensor]) -> None:
+        """Write copies of `changing` back, bit for bit; the module's parameters are rounded anew."""
+        self._recall()
+        self.masters.drop_gradients()
+        for own, kept in zip(self.changing(), copies, strict=True):
+            own.copy_(kept)
+        self.masters.round_into_module()
+
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of other parameters."""
         mine = {f"master/{name}": shape for name, shape in self.masters.shapes.items()}
@@ -242,7 +258,7 @@ class Optimizer:
 def _moments(parameter: Tensor) -> dict[str, Tensor]:
     """Return what Adam keeps of a parameter, before its first step."""
     first, second = _zeros_like(parameter), _zeros_like(parameter)
-    return {"step": torch.zeros((), device=parameter.device), "exp_avg": first, "exp_avg_sq": second}
+    return dict(zip(_MOMENTS, (torch.zeros((), device=parameter.device), first, second), strict=True))
 
 
 def _zeros_like(parameter: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ class LearnerWorker:
             "weights": self._weights,
             "state": self._state,
             "restore": self._restore,
+            "keep": self._keep,
+            "undo": self._undo,
             "write": self._write,
         }
 
@@ -88,6 +90,12 @@ class LearnerWorker:
 
     def _restore(self, state: State) -> None:
         self.learner.restore(state)
+
+    def _keep(self) -> None:
+        self.learner.keep()
+
+    def _undo(self) -> None:
+        self.learner.undo()
 
     def _write(self, folder: str) -> None:
         self.learner.write_model(Path(folder))

@@ -59,7 +59,7 @@ class NonFiniteGuard:
 
     Attributes:
         batches: Where the batch is kept for `gnomon dissect`, whatever `records` says.
-        is_undone: A step may make several updates, so the learner's state is copied before it, as for a checkpoint.
+        is_undone: A step may make several updates, so each process of the learner keeps a copy of its share before it.
         limit: Refused steps in a row that end the run; none of them publishes weights that are not finite.
         streak: Refused steps that came just before.
     """
@@ -79,13 +79,14 @@ class NonFiniteGuard:
         Raises:
             NotFiniteError: For the last of ``limit`` refused steps in a row; whatever else the block raises.
         """
-        before = self.learner.state() if self.is_undone else None
+        if self.is_undone:
+            self.learner.keep()
         guarded = GuardedStep()
         try:
             yield guarded
         except NotFiniteError as error:
-            if before is not None:
-                self.learner.restore(before)
+            if self.is_undone:
+                self.learner.undo()
             self.streak += 1
             self._report(step, what, guarded, error)
         else:

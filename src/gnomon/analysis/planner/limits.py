@@ -40,12 +40,13 @@ def _weights(place: Deployment, found: BestLayout) -> Iterator[str]:
 
 def _undoing(place: Deployment, found: BestLayout) -> Iterator[str]:
     needed, room = host_memory(place, found.layout)["a step that is undone"], place.hardware.host_memory
-    if needed > _MUCH * room or (needed and found.layout.learners > 1):
-        copying = needed / (place.hardware.host_link * place.reached.links)
+    if needed > _MUCH * room:
+        each = min(found.layout.learners, place.hardware.node)
+        copying = needed / each / (place.hardware.host_link * place.reached.links)
         yield (
-            "Before a step of several updates or with a critic, the learner copies its state, so that the step can be "
-            f"undone: {size(needed)} in the memory of one node, {seconds(copying)} a step; algorithm.updates of 1, "
-            "or adapters, avoid the copy."
+            "Before a step of several updates or with a critic, each learner copies its share of the state, so that "
+            f"the step can be undone: {size(needed)} of the {size(room)} in the memory of one node, {seconds(copying)} "
+            "a step; algorithm.updates of 1, or adapters, avoid the copy."
         )
 
 
