@@ -227,6 +227,30 @@ def test_what_is_counted_is_what_is_computed(budget):
         assert sorted(cut.group.tolist()) == cut.group[cut.group.argsort()].tolist()
 
 
+@pytest.mark.parametrize(("budget", "cuts"), [(40, 5), (64, 2), (1000, 1)])
+def test_a_common_beginning_counts_once_in_a_cut(budget, cuts):
+    """Ten prompts of 24 tokens that begin with the same 20, one answer of 4 each: 20 and 10 times 8, in cuts of at most
+    40 (two rows each), 64 (five) or all of them; row by row they would be 10 cuts of 40. Nothing that is computed was
+    not counted.
+    """
+    batch = batch_of(10, 24, [[4]] * 10)
+    tokens = batch.tokens.clone()
+    tokens[:, :20] = tokens[0, :20]
+    tokens[:, 20] = torch.arange(10)
+    model = tiny_model(0, TinyConfig(width=64))
+    scorer = TokenScorer(model)
+    if not scorer.shares_beginnings():
+        pytest.skip("the kernels were not compiled")
+    runner = ForwardRunner(LearnerConfig(max_tokens_per_micro_batch=budget), model)
+    found = list(runner.cuts(batch.with_fields(tokens=tokens), torch.arange(10), scorer))
+
+    assert len(found) == cuts
+    assert sorted(row for index, _ in found for row in index.tolist()) == list(range(10))
+    for index, cut in found:
+        computed = scorer(cut.tokens, cut.prompt_lengths, cut.mask).computed
+        assert computed == 20 + 7 * len(index) <= budget
+
+
 def test_rows_of_a_group_with_prompts_of_their_own_share_nothing():
     """What counts is the prompt and not the group: two rows of one group that begin differently are two rows."""
     batch = batch_of(1, 6, [[4, 4]])

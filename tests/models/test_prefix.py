@@ -109,6 +109,52 @@ def test_in_one_row_nothing_is_padded_but_its_end():
     assert torch.equal(packed.tokens.view(-1)[packed.index(where, columns)], tokens[where, columns])
 
 
+def test_what_all_prompts_begin_with_lies_there_once():
+    """9 8 begins three different prompts, one of which it is; a token lies at its own position behind it."""
+    tokens = torch.tensor([[9, 8, 7, 1, 2], [9, 8, 5, 6, 3], [9, 8, 4, 0, 0], [9, 8, 7, 2, 0]])
+    prompts, ends = torch.tensor([3, 4, 2, 3]), torch.tensor([5, 5, 3, 4])
+    packed = pack(tokens, prompts, ends, is_one_row=True, has_stem=True)
+
+    assert packed is not None
+    assert packed.tokens.tolist() == [[9, 8, 7, 1, 2, 2, 5, 6, 3, 4]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 3, 2, 3, 4, 2]]
+    assert packed.branches.table[2] == 2
+    where, columns = torch.nonzero(packed.is_placed, as_tuple=True)
+    assert torch.equal(packed.tokens.view(-1)[packed.index(where, columns)], tokens[where, columns])
+
+
+@pytest.mark.parametrize(("prompts", "answers"), [(1, 3), (2, 1), (5, 3), (20, 1)])
+def test_a_common_beginning_changes_no_number(prompts, answers):
+    """Scores and gradients equal those of rows of their own, and no token of the beginning is computed twice: 20
+    prompts are more than the kernel has parts.
+    """
+    model = tiny_model(0)
+    scorer, generator = TokenScorer(model), torch.Generator().manual_seed(prompts)
+    if not scorer.shares_beginnings():
+        pytest.skip("the kernels were not compiled")
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    tokens = torch.randint(3, 200, (prompts * answers, 30), generator=generator)
+    tokens[:, :11] = tokens[0, :11]
+    tokens[:, 11] = torch.arange(prompts).repeat_interleave(answers)
+    tokens[:, 12:15] = tokens[::answers, 12:15].repeat_interleave(answers, 0)
+    lengths, mask = torch.full((len(tokens),), 15), torch.rand(len(tokens), 15, generator=generator) < 0.8
+    found = []
+    for shares in (True, False):
+        scorer.shares_prompts = shares
+        model.zero_grad()
+        scores = scorer(tokens, lengths, mask)
+        (scores.logprobs * scores.entropy).sum().backward()
+        found.append((scores, [p.grad.clone() for p in model.parameters()]))
+
+    (shared, ours), (plain, theirs) = found
+    ends = (mask * torch.arange(15)).amax(1).sum()
+    assert shared.computed == 11 + 4 * prompts + ends if prompts > 1 else shared.computed == 15 + ends
+    assert torch.allclose(shared.logprobs, plain.logprobs, atol=1e-6)
+    for own, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(own, other, rtol=0, atol=3e-6 * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("is_one_row", [False, True])
 def test_how_positions_attend_is_one_thing_in_two_forms(is_one_row):
     """The dense mask says what the branches of the same rows say, wherever prompts and responses lie."""
@@ -217,4 +263,4 @@ def test_prompts_are_numbered_by_their_tokens():
     """Rows have one number exactly when they have one prompt: 9 8 7 and 6 5."""
     tokens, prompts, _ = rows()
 
-    assert number_prompts(tokens, prompts) == [0, 0, 1, 0, 1]
+    assert number_prompts(tokens, prompts) == ([0, 0, 1, 0, 1], 0)

@@ -208,7 +208,8 @@ class ForwardRunner:
         sharing = None
         if is_shared:
             is_in_line = scorer.lies_in_line(int(batch.lengths[rows].max()) if len(rows) else 0)
-            sharing = Sharing(self._crossing, self._stretch * self.max_tokens, is_in_line)
+            longest = self._stretch * self.max_tokens
+            sharing = Sharing(self._crossing, longest, is_in_line, is_in_line and scorer.shares_beginnings())
         return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
 
     def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:

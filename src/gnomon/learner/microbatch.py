@@ -21,11 +21,13 @@ class Sharing:
         longest: Tokens that one packed row may have; one above the budget of a cut goes alone, as a long row of the
             batch does.
         is_in_line: Packed rows lie one behind another, none is padded, and a cut computes the sum of their lengths.
+        has_stem: In line, what all prompts begin with is computed once in a cut.
     """
 
     crossing: float
     longest: int
     is_in_line: bool = False
+    has_stem: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,26 @@ class PromptRows:
     Attributes:
         numbers: Which prompt each row has.
         lengths: Tokens of each row's prompt.
+        stem: Tokens that all prompts begin with and that a cut computes once.
     """
 
     numbers: Sequence[int]
     lengths: Sequence[int]
     sharing: Sharing
+    stem: int = 0
 
     def of(self, rows: Sequence[int]) -> "PromptRows":
         """Return what these rows share."""
-        return PromptRows([self.numbers[n] for n in rows], [self.lengths[n] for n in rows], self.sharing)
+        return replace(self, numbers=[self.numbers[n] for n in rows], lengths=[self.lengths[n] for n in rows])
+
+    def within(self, max_tokens: int) -> tuple["PromptRows", int]:
+        """Return these rows with the stem that cuts of ``max_tokens`` can count on, and the tokens that it leaves.
+
+        At least half of the budget is left, where a cut may be so long; otherwise nothing is counted on.
+        """
+        left = max(max_tokens - self.stem, max_tokens // 2)
+        is_near = self.sharing.is_in_line and self.stem + left <= self.sharing.longest
+        return (self, left) if is_near else (replace(self, stem=0), max_tokens)
 
 
 def cut_rows(
@@ -57,8 +70,8 @@ def cut_rows(
     A cut computes its rows times the longest of them. Without ``prompts`` the rows are those of the batch, prompt and
     response. With them, rows of one prompt become one packed row, prompt + sum of responses, or several where its limit
     or attention's cost says so (`prefix.pieces`); those then go into different cuts, since in one they would be packed
-    together. Where packed rows lie in line a cut computes their sum, and as few cuts as hold all rows are filled
-    evenly, the fullest first.
+    together. Where packed rows lie in line a cut computes their sum and the stem once, and as few cuts as hold all rows
+    are filled evenly, the fullest first.
 
     Longest first, so that a cut holds rows of nearly one length (little padding) and a run that will not fit into
     memory fails at once. Every position comes exactly once; a row above the budget goes alone. Equal
@@ -75,9 +88,12 @@ def cut_rows(
     >>> cut_rows([3, 9, 4, 2], max_tokens=12, rollouts=[0, 1, 1, 0])
     [[1, 2], [0, 3]]
     """
+    left = max_tokens
+    if prompts is not None:
+        prompts, left = prompts.within(max_tokens)
     rows = _single(lengths, rollouts) if prompts is None else _packed(lengths, prompts)
     if prompts is not None and prompts.sharing.is_in_line:
-        return _members(_evenly(rows, max_tokens))
+        return _members(_evenly(rows, left))
     cuts: list[list[_Row]] = []
     for row in sorted(rows, key=lambda r: -r.length):
         for cut in cuts:
@@ -139,7 +155,8 @@ def micro_batches(
         rollouts = batch.rollout_id[rows].tolist()
     elif sharing is not None:
         own = batch.prompt_lengths[rows]
-        prompts = PromptRows(number_prompts(batch.tokens[rows], own), own.tolist(), sharing)
+        numbers, stem = number_prompts(batch.tokens[rows], own)
+        prompts = PromptRows(numbers, own.tolist(), sharing, stem if sharing.has_stem else 0)
     dealt = []
     for hand in deal_rows(lengths, place[1], prompts, rollouts):
         own_prompts = None if prompts is None else prompts.of(hand)
@@ -246,9 +263,9 @@ def _packed(lengths: Sequence[int], prompts: PromptRows) -> list[_Row]:
         together.setdefault(number, []).append(position)
     packed = []
     for number, members in together.items():
-        prompt = prompts.lengths[members[0]]
-        responses = [lengths[member] - prompt for member in members]
-        for piece in pieces(prompt, responses, prompts.sharing.longest, prompts.sharing.crossing):
+        prompt = prompts.lengths[members[0]] - prompts.stem
+        responses = [lengths[member] - prompt - prompts.stem for member in members]
+        for piece in pieces(prompt, responses, prompts.sharing.longest - prompts.stem, prompts.sharing.crossing):
             total = prompt + sum(responses[position] for position in piece)
             packed.append(_Row(number, total, [members[position] for position in piece]))
     return packed

@@ -56,15 +56,16 @@ class Backbone:
     def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
         """Return rows that compute each prompt once, in this model's best form; None to keep the rows as they are.
 
-        With the fused forward pass all rows form one row, so nothing is computed for padding. Then rows without a
-        shared prompt gain too, unless they are long.
+        With the fused forward pass all rows form one row, so nothing is computed for padding, and with the kernel what
+        all prompts begin with is computed once. Then rows without a shared prompt gain too, unless they are long.
 
         Args:
             tokens: Int[B S].
             prompt_lengths: Int[B].
             ends: Int[B], see `prefix.pack`.
         """
-        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, self._is_written())
+        in_line = (self._is_written(), self.shares_beginnings())
+        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, *in_line)
         is_alone = found is not None and len(found.spans) == len(tokens)
         return None if is_alone and self._is_long(int(ends.max())) else found
 
@@ -97,6 +98,10 @@ class Backbone:
     def lies_in_line(self, longest: int) -> bool:
         """Whether packed rows with at most ``longest`` tokens form one row."""
         return self._is_written() and not self._is_long(longest)
+
+    def shares_beginnings(self) -> bool:
+        """Whether what all prompts of a packed row begin with is computed once."""
+        return self._is_written() and kernels_of(next(self._model.parameters())) is not None
 
     def can_share(self) -> bool:
         """Whether packed rows give the same hidden states as separate rows, found by a trial.

@@ -233,6 +233,10 @@ class TokenScorer:
         """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
         return self._trunk.lies_in_line(longest)
 
+    def shares_beginnings(self) -> bool:
+        """Whether what all prompts of such a row begin with is computed once."""
+        return self._trunk.shares_beginnings()
+
     def _hidden(self, asked: _Rows, where: tuple[Tensor, Tensor], routing: Routing | None, shares: bool) -> _Hidden:
         rows, predicting = where
         tokens = asked.tokens

@@ -13,10 +13,14 @@ length, that of everything else linearly. `pieces` splits a group where the squa
 again.
 
 A backbone that computes each position independently takes all prompts with their responses in one row (`is_one_row`):
-padding rows to the longest of a micro-batch cost a twelfth of an update.
+padding rows to the longest of a micro-batch cost a twelfth of an update. There, what all prompts begin with (a system
+message, the chat template) is computed once too (`has_stem`): with one answer a prompt it is most of what rows share.
+
+    stem  first prompt  its response  second prompt  its response
+    s s   p p           a a           q              b b b         position: 0 1  2 3  4 5  2  3 4 5
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -37,10 +41,11 @@ class Packed:
     Attributes:
         tokens: Int[N L].
         positions: Int[N L].
-        spans: Each prompt with its responses, in positions over all rows.
+        spans: Each prompt with its responses, in positions over all rows; without the stem.
         rows: Int[B S], packed row of each original position.
         columns: Int[B S], packed column of each original position.
         is_placed: Bool[B S], false for positions that are not in a packed row.
+        stem: Positions that all prompts begin with, the first of the only row.
     """
 
     tokens: Tensor
@@ -49,11 +54,12 @@ class Packed:
     rows: Tensor
     columns: Tensor
     is_placed: Tensor
+    stem: int = 0
 
     @cached_property
     def branches(self) -> PrefixLayout:
         """The layout of branches, for attention that uses it."""
-        return PrefixLayout(self.spans, self.tokens.numel())
+        return PrefixLayout(self.spans, self.tokens.numel(), self.stem)
 
     @cached_property
     def mask(self) -> Tensor:
@@ -93,7 +99,12 @@ class Packed:
 
 
 def pack(
-    tokens: Tensor, prompt_lengths: Tensor, ends: Tensor, rounded: Callable[[int], int] = int, is_one_row: bool = False
+    tokens: Tensor,
+    prompt_lengths: Tensor,
+    ends: Tensor,
+    rounded: Callable[[int], int] = int,
+    is_one_row: bool = False,
+    has_stem: bool = False,
 ) -> Packed | None:
     """Return the rows with shared prompts, or None if no two rows have the same prompt.
 
@@ -104,48 +115,67 @@ def pack(
         rounded: Rounds up the length of packed rows.
         is_one_row: Put all prompts and responses into one row with padding only at its end, also rows without a shared
             prompt. Only for a backbone that computes positions independently and attention that knows branches.
+        has_stem: In one row, compute once what all prompts begin with. Only for attention by the kernel.
     """
     together = _together(tokens, prompt_lengths)
     if len(together) == tokens.shape[0] and not is_one_row:
         return None
-    widths = [len(p) + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
-    length = rounded(sum(widths) if is_one_row else max(widths))
+    stem = common_beginning(together) if is_one_row and has_stem else 0
+    widths = [len(p) - stem + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
+    length = rounded(stem + sum(widths) if is_one_row else max(widths))
     shape = (1 if is_one_row else len(together), length)
-    firsts = accumulate(widths if is_one_row else [length] * len(widths), initial=0)
-    spans = list(_spans(together, ends, firsts))
+    firsts = accumulate(widths if is_one_row else [length] * len(widths), initial=stem)
+    spans = list(_spans(together, ends, firsts, stem))
     into, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     went = torch.zeros_like(tokens, device="cpu")
     for members, span in zip(together.values(), spans, strict=True):
-        shared = torch.arange(span.prompt)
-        into.view(-1)[span.first + shared] = tokens[members[0], : span.prompt]
-        positions.view(-1)[span.first + shared] = shared
+        prompt = torch.cat([torch.arange(stem), span.first + torch.arange(span.prompt)])
+        into.view(-1)[prompt] = tokens[members[0], : len(prompt)]
+        positions.view(-1)[prompt] = torch.arange(len(prompt))
         for row, (start, own) in zip(members, span.responses, strict=True):
             steps = torch.arange(own)
-            into.view(-1)[start + steps] = tokens[row, span.prompt : span.prompt + own]
-            positions.view(-1)[start + steps] = span.prompt + steps
-            went[row, : span.prompt + own] = torch.cat([span.first + shared, start + steps])
+            into.view(-1)[start + steps] = tokens[row, len(prompt) : len(prompt) + own]
+            positions.view(-1)[start + steps] = len(prompt) + steps
+            went[row, : len(prompt) + own] = torch.cat([prompt, start + steps])
     is_placed = torch.arange(tokens.shape[1]) < ends[:, None]
-    return Packed(into, positions, spans, went // length, went % length, is_placed)
+    return Packed(into, positions, spans, went // length, went % length, is_placed, stem)
 
 
-def _spans(together: Mapping[tuple[int, ...], Sequence[int]], ends: Tensor, firsts: Iterable[int]) -> Iterator[Span]:
+def _spans(
+    together: Mapping[tuple[int, ...], Sequence[int]], ends: Tensor, firsts: Iterable[int], stem: int
+) -> Iterator[Span]:
     for (prompt, members), first in zip(together.items(), firsts, strict=False):
         lengths = [int(ends[row]) - len(prompt) for row in members]
-        starts = accumulate(lengths, initial=first + len(prompt))
-        yield Span(first, len(prompt), list(zip(starts, lengths, strict=False)))
+        own = len(prompt) - stem
+        starts = accumulate(lengths, initial=first + own)
+        yield Span(first, own, list(zip(starts, lengths, strict=False)))
 
 
-def number_prompts(tokens: Tensor, prompt_lengths: Tensor) -> list[int]:
-    """Return the prompt number of each row of ``tokens`` Int[B S], numbered in the order of first rows.
+def common_beginning(prompts: Collection[tuple[int, ...]]) -> int:
+    """Return how many tokens all of different prompts begin with, 0 for a single one.
+
+    >>> common_beginning([(7, 8, 1), (7, 8, 2, 3), (7, 8)])
+    2
+    """
+    if len(prompts) < 2:
+        return 0
+    least, most = min(prompts), max(prompts)
+    return next((n for n, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
+
+
+def number_prompts(tokens: Tensor, prompt_lengths: Tensor) -> tuple[list[int], int]:
+    """Return the prompt number of each row of ``tokens`` Int[B S], numbered in the order of first rows, and what all of
+    them begin with, see `common_beginning`.
 
     >>> number_prompts(torch.tensor([[7, 8, 1], [7, 9, 1], [7, 8, 2]]), torch.tensor([2, 2, 2]))
-    [0, 1, 0]
+    ([0, 1, 0], 1)
     """
     numbers = [0] * len(tokens)
-    for number, rows in enumerate(_together(tokens, prompt_lengths).values()):
+    together = _together(tokens, prompt_lengths)
+    for number, rows in enumerate(together.values()):
         for row in rows:
             numbers[row] = number
-    return numbers
+    return numbers, common_beginning(together)
 
 
 def crossing_tokens(width: int) -> int:

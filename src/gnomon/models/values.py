@@ -97,6 +97,10 @@ class ValueScorer:
         """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
         return self._body.lies_in_line(longest)
 
+    def shares_beginnings(self) -> bool:
+        """Whether what all prompts of such a row begin with is computed once."""
+        return self._body.shares_beginnings()
+
     def _hidden(
         self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ def computed(kernels, size):
     generator = torch.Generator().manual_seed(size)
     shapes = [(40, 9, size), (40, 5, size), (2, 2, 40, size), (2, 2, 40, size), (3, size), (3, size), (3, 333)]
     made, back, keys, values, cos, sin, logits = (torch.randn(shape, generator=generator) for shape in shapes)
-    table = torch.tensor([[0, 7, 0, 2], [30, 10, 2, 0]]), torch.tensor([[7, 20], [27, 3]])
+    table = torch.tensor([[3, 4, 0, 2], [30, 10, 2, 0]]), torch.tensor([[7, 20], [27, 3]]), 3
     places = torch.tensor([(1, 2, 9, 5, 3), (0, 0, 3, 0, 1)])
     result, sums = kernels.branched(made, 5, table, 0.2)
     looked = kernels.attend(made[:3], (cos, sin), places, (keys, values), 4, 0.2)
@@ -202,7 +202,7 @@ def test_a_library_that_lacks_a_function_is_done_without():
 def test_memory_that_is_not_there_is_an_error():
     """Not a crash: what a function takes for itself is more than the machine has addresses for."""
     kernels = Kernels(build(()))
-    made, table = torch.randn(4, 3, 16), (torch.tensor([[0, 1 << 44, 0, 0]]), torch.zeros(0, 2, dtype=torch.int64))
+    made, table = torch.randn(4, 3, 16), (torch.tensor([[0, 1 << 44, 0, 0]]), torch.zeros(0, 2, dtype=torch.int64), 0)
 
     with pytest.raises(MemoryError, match="no memory for what a function in C needs"):
         kernels.branched(made, 1, table, 0.2)

@@ -1,7 +1,10 @@
 /* Attention where responses branch off a prompt (models/branched.py), forward and backward, in float.
 
    One task is a prompt with all of its responses and one head of keys, so that what flows back into the prompt's keys
-   is added up in one order by one thread. Within it queries are taken in blocks whose scores stay in the cache. */
+   is added up in one order by one thread. Within it queries are taken in blocks whose scores stay in the cache.
+
+   Prompts may begin with one stem. Then a task is one of at most PARTS runs of prompts; what flows back into the stem
+   is kept for each task, and added up in the order of tasks. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,6 +13,7 @@
 
 /* Scores that exist at one time, in numbers: 256 KiB. */
 #define MOST (1 << 16)
+#define PARTS 8
 
 typedef struct {
     const number *made;
@@ -148,6 +152,24 @@ static void segment_backward(const source *of, const sides *at, int64_t first, i
     }
 }
 
+/* Where a task calculates. */
+typedef struct {
+    float *queries, *outs, *found, *scores, *d_scores;
+} rooms;
+
+/* One segment's output, or, where gradient is given, its gradient; what flows back into its own keys begins at 0. */
+static void segment(const source *of, const sides *at, int64_t first, int64_t count, int64_t prefix, int64_t head,
+                    number *result, const number *gradient, float *sums, number *back, const rooms *with) {
+    if (gradient == NULL) {
+        segment_forward(of, at, first, count, prefix, head, result, sums, with->queries, with->scores, with->found);
+        return;
+    }
+    memset(at->d_keys + prefix * of->padded, 0, (size_t)(count * of->padded) * sizeof(float));
+    memset(at->d_values + prefix * of->padded, 0, (size_t)(count * of->padded) * sizeof(float));
+    segment_backward(of, at, first, count, prefix, head, gradient, sums, back, with->queries, with->outs, with->scores,
+                     with->d_scores, with->found);
+}
+
 static void write_sides(const source *of, const sides *from, int64_t first, int64_t count, int64_t at, int64_t head,
                         number *back) {
     int64_t total = of->heads + 2 * of->shared;
@@ -160,16 +182,16 @@ static void write_sides(const source *of, const sides *from, int64_t first, int6
     }
 }
 
-/* spans Int64[count 4]: where a prompt begins, its length, its first response and how many; responses Int64[. 2]: where
-   each begins and its length. made [positions heads + 2 shared, size]; result [positions heads size]; sums
+/* stem: positions [0, stem) come before every prompt, and are in none. spans Int64[count 4]: where a prompt begins, its
+   length, its first response and how many; responses Int64[. 2]: where each begins and its length. made [positions heads + 2 shared, size]; result [positions heads size]; sums
    Float32[positions heads 2]: a query's largest score, and 1 / sum exp(score - largest). Where gradient is given, back [like made] is written instead. */
 EXPORT int branched(const number *made, const int64_t *spans, const int64_t *responses, number *result,
-                     float *sums, const number *gradient, number *back, int64_t count, int64_t heads,
+                     float *sums, const number *gradient, number *back, int64_t stem, int64_t count, int64_t heads,
                      int64_t shared, int64_t size, float scale, int threads) {
     source of = {made, heads, shared, size, padded(size), scale};
-    int64_t group = heads / shared, longest = 0;
+    int64_t group = heads / shared, longest = stem, parts = stem && count > PARTS ? PARTS : count;
     for (int64_t span = 0; span < count; span++) {
-        int64_t prompt = spans[4 * span + 1];
+        int64_t prompt = stem + spans[4 * span + 1];
         longest = prompt > longest ? prompt : longest;
         for (int64_t i = 0; i < spans[4 * span + 3]; i++) {
             int64_t all = prompt + responses[2 * (spans[4 * span + 2] + i) + 1];
@@ -178,8 +200,10 @@ EXPORT int branched(const number *made, const int64_t *spans, const int64_t *res
     }
     int64_t length = padded(longest), queries = 64 * group * of.padded, rows = length * of.padded;
     int64_t scores = MOST > group * length ? MOST : group * length;
-    int64_t room = 6 * rows + 3 * queries + 2 * scores;
-    int lacks = 0;
+    int64_t room = 6 * rows + 3 * queries + 2 * scores, share = 2 * stem * of.padded;
+    float *into_stem = stem && gradient != NULL ? malloc((size_t)(parts * shared * share) * sizeof(float)) : NULL;
+    int lacks = stem && gradient != NULL && into_stem == NULL;
+    if (lacks) return 1;
 #pragma omp parallel num_threads(threads)
     {
         float *all = malloc((size_t)room * sizeof(float));
@@ -187,40 +211,54 @@ EXPORT int branched(const number *made, const int64_t *spans, const int64_t *res
 #pragma omp atomic write
             lacks = 1;
         sides at = {all, all + rows, all + 2 * rows, all + 3 * rows, all + 4 * rows, all + 5 * rows, length};
-        float *own_queries = all + 6 * rows, *outs = own_queries + queries, *found = outs + queries;
-        float *own_scores = found + queries, *d_scores = own_scores + scores;
+        float *own_queries = all + 6 * rows, *own_scores = own_queries + 3 * queries;
+        rooms with = {own_queries, own_queries + queries, own_queries + 2 * queries, own_scores, own_scores + scores};
         int is_back = gradient != NULL;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < count * shared; task++) {
+        for (int64_t task = 0; task < parts * shared; task++) {
             if (all == NULL) continue;
-            const int64_t *span = spans + 4 * (task / shared);
-            int64_t first = span[0], prompt = span[1], head = task % shared;
-            read_sides(&of, &at, first, prompt, 0, head, 1, is_back);
+            int64_t part = task / shared, head = task % shared;
+            read_sides(&of, &at, 0, stem, 0, head, 1, is_back);
             if (is_back) {
-                memset(at.d_keys, 0, (size_t)(prompt * of.padded) * sizeof(float));
-                memset(at.d_values, 0, (size_t)(prompt * of.padded) * sizeof(float));
-                segment_backward(&of, &at, first, prompt, 0, head, gradient, sums, back, own_queries, outs,
-                                 own_scores, d_scores, found);
-            } else
-                segment_forward(&of, &at, first, prompt, 0, head, result, sums, own_queries, own_scores, found);
-            for (int64_t i = 0; i < span[3]; i++) {
-                const int64_t *response = responses + 2 * (span[2] + i);
-                int64_t start = response[0], own = response[1];
-                read_sides(&of, &at, start, own, prompt, head, 1, is_back);
-                if (!is_back) {
-                    segment_forward(&of, &at, start, own, prompt, head, result, sums, own_queries, own_scores,
-                                    found);
-                    continue;
-                }
-                memset(at.d_keys + prompt * of.padded, 0, (size_t)(own * of.padded) * sizeof(float));
-                memset(at.d_values + prompt * of.padded, 0, (size_t)(own * of.padded) * sizeof(float));
-                segment_backward(&of, &at, start, own, prompt, head, gradient, sums, back, own_queries, outs,
-                                 own_scores, d_scores, found);
-                write_sides(&of, &at, start, own, prompt, head, back);
+                memset(at.d_keys, 0, (size_t)(stem * of.padded) * sizeof(float));
+                memset(at.d_values, 0, (size_t)(stem * of.padded) * sizeof(float));
             }
-            if (is_back) write_sides(&of, &at, first, prompt, 0, head, back);
+            if (part == 0 && stem)
+                segment(&of, &at, 0, stem, 0, head, result, gradient, sums, back, &with);
+            for (int64_t number = part * count / parts; number < (part + 1) * count / parts; number++) {
+                const int64_t *span = spans + 4 * number;
+                int64_t first = span[0], prompt = span[1];
+                read_sides(&of, &at, first, prompt, stem, head, 1, is_back);
+                segment(&of, &at, first, prompt, stem, head, result, gradient, sums, back, &with);
+                for (int64_t i = 0; i < span[3]; i++) {
+                    const int64_t *response = responses + 2 * (span[2] + i);
+                    read_sides(&of, &at, response[0], response[1], stem + prompt, head, 1, is_back);
+                    segment(&of, &at, response[0], response[1], stem + prompt, head, result, gradient, sums, back, &with);
+                    if (is_back) write_sides(&of, &at, response[0], response[1], stem + prompt, head, back);
+                }
+                if (is_back) write_sides(&of, &at, first, prompt, stem, head, back);
+            }
+            if (into_stem != NULL) {
+                memcpy(into_stem + task * share, at.d_keys, (size_t)(share / 2) * sizeof(float));
+                memcpy(into_stem + task * share + share / 2, at.d_values, (size_t)(share / 2) * sizeof(float));
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t head = 0; head < (into_stem != NULL ? shared : 0); head++) {
+            if (all == NULL) continue;
+            memset(at.d_keys, 0, (size_t)(share / 2) * sizeof(float));
+            memset(at.d_values, 0, (size_t)(share / 2) * sizeof(float));
+            for (int64_t part = 0; part < parts; part++) {
+                const float *own = into_stem + (part * shared + head) * share;
+                for (int64_t i = 0; i < share / 2; i++) {
+                    at.d_keys[i] += own[i];
+                    at.d_values[i] += own[share / 2 + i];
+                }
+            }
+            write_sides(&of, &at, 0, stem, 0, head, back);
         }
         free(all);
     }
+    free(into_stem);
     return lacks;
 }

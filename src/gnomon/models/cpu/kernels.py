@@ -29,12 +29,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "head": [*[_P] * 6, *[_I] * 2, _F, _T],
     "head_back": [*[_P] * 7, *[_I] * 3, _F, _T],
     "sample": [*[_P] * 4, *[_I] * 2, _F, _T],
-    "branched": [*[_P] * 7, *[_I] * 4, _F, _T],
+    "branched": [*[_P] * 7, *[_I] * 5, _F, _T],
 }
 _ALLOCATING = ("attend", "sample", "branched")
 """These take memory of their own and return 0, or 1 where there was none."""
 _OF_SOME: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
 _COLUMNS = 32
+
+BranchTable = tuple[Tensor, Tensor, int]
 
 
 class Kernels:
@@ -168,33 +170,31 @@ class Kernels:
         _check_memory(self._library.sample(*pointers, *logits.shape, temperature, _threads()))
         return tokens, logprobs
 
-    def branched(self, made: Tensor, heads: int, table: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    def branched(self, made: Tensor, heads: int, table: BranchTable, scale: float) -> tuple[Tensor, Tensor]:
         """Return the attention's output Float[P H D], and the statistics for `branched_back`, Float32[P H 2].
 
         Args:
             made: Float[P (H + 2 K) D].
             heads: H and K.
-            table: Spans Int64[N 4] (first position and length of a prompt, index and number of its responses) and
-                responses
-                Int64[M 2] (first position, length). Positions outside all spans get zeros.
+            table: Spans Int64[N 4] (first position and length of a prompt, index and number of its responses),
+                responses Int64[M 2] (first position, length), and at how many positions every prompt begins before its
+                own. Other positions get zeros.
             scale: Of the scores.
         """
         positions, total, size = made.shape
         result, sums = made.new_zeros(positions, heads, size), torch.zeros(positions, heads, 2)
-        pointers = _addresses(made, *table, result, sums, None, None)
-        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        pointers = _addresses(made, *table[:2], result, sums, None, None)
+        sizes = (table[2], len(table[0]), heads, (total - heads) // 2, size)
         _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
         return result, sums
 
-    def branched_back(
-        self, made: Tensor, gradient: Tensor, sums: Tensor, table: tuple[Tensor, Tensor], scale: float
-    ) -> Tensor:
+    def branched_back(self, made: Tensor, gradient: Tensor, sums: Tensor, table: BranchTable, scale: float) -> Tensor:
         """Return the gradient of ``made`` from the gradient of the output of `branched` and its statistics ``sums``."""
         _, total, size = made.shape
         heads = sums.shape[1]
         back = torch.zeros_like(made)
-        pointers = _addresses(made, *table, None, sums, gradient, back)
-        sizes = (len(table[0]), heads, (total - heads) // 2, size)
+        pointers = _addresses(made, *table[:2], None, sums, gradient, back)
+        sizes = (table[2], len(table[0]), heads, (total - heads) // 2, size)
         _check_memory(self._library.branched(*pointers, *sizes, scale, _threads()))
         return back
 

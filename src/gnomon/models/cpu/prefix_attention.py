@@ -8,7 +8,8 @@ prompt and its own keys, side by side:
 
     keys of a response:  p p p p | r r r        queries: r r r
 
-The C kernel takes a prompt and its responses one after another. Without the kernel, responses of similar length form a
+The C kernel takes a prompt and its responses one after another, and a beginning that all prompts have as a part of each
+(`PrefixLayout.stem`). Without the kernel, responses of similar length form a
 padded block, and the backward pass is a few matrix products. Scores are float32 in both directions, as in SDPA.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from gnomon.models.cpu.kernels import Kernels, kernels_of
+from gnomon.models.cpu.kernels import BranchTable, Kernels, kernels_of
 
 _LEAST = 32
 _MOST_SCORES = 1 << 23
@@ -66,24 +67,34 @@ class PrefixBlock:
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """The branches of packed rows with ``positions`` positions; positions outside all spans are padding."""
+    """The branches of packed rows.
+
+    Attributes:
+        spans: Each prompt with its responses.
+        positions: Of the packed rows; those outside of all spans and the stem are padding.
+        stem: Every prompt begins with positions [0, stem), which are in no span; for the kernel alone.
+    """
 
     spans: Sequence[Span]
     positions: int
+    stem: int = 0
     _known: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Spans Int64[N 4]: position, prompt length, first response, responses; responses Int64[M 2]: start, length."""
+    def table(self) -> BranchTable:
+        """Spans Int64[N 4]: position, prompt length, first response, responses; responses Int64[M 2]: start, length;
+        the stem.
+        """
         counts = [len(span.responses) for span in self.spans]
         firsts = [0, *accumulate(counts)]
         rows = [(s.first, s.prompt, at, n) for s, at, n in zip(self.spans, firsts, counts, strict=False)]
         responses = [response for span in self.spans for response in span.responses]
-        return torch.tensor(rows).view(-1, 4), torch.tensor(responses, dtype=torch.long).view(-1, 2)
+        return torch.tensor(rows).view(-1, 4), torch.tensor(responses, dtype=torch.long).view(-1, 2), self.stem
 
     @cached_property
     def blocks(self) -> tuple[PrefixBlock, ...]:
         """The prompts, one per row, then responses of similar length."""
+        assert not self.stem, "only the kernel knows a stem, and rows are packed with one where it is"
         spans = self.spans
         prompts = [(row, span.first, span.prompt) for row, span in enumerate(spans)]
         grouped: dict[int, list[tuple[int, int, int]]] = {}
