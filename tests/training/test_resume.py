@@ -29,10 +29,11 @@ ALGORITHMS = {
     "spo-replayed": (*SPO, "algorithm.tracker.drift=replayed"),
     "spo-accumulated": (*SPO, "algorithm.tracker.drift=accumulated"),
 }
-# Whose state takes other ways: adapters alone, masters in another precision, prompts asked again within a step, a
-# second copy of the weights.
+# Whose state takes other ways: adapters alone, also on a quantized base, masters in another precision, prompts asked
+# again within a step, a second copy of the weights.
 OTHERS = {
     "lora": (*ALGORITHMS["grpo"], "lora.rank=4", "algorithm.regularizers=[{piece='Kl', coefficient=0.1}]"),
+    "nf4": (*ALGORITHMS["grpo"], "lora.rank=4", "lora.base=nf4"),
     "bf16": (*ALGORITHMS["grpo"], "learner.precision=bf16", "records.batches=true"),
     "dapo": ("algorithm=dapo", *ALGORITHMS["grpo"], "algorithm.overlong=none"),
     "ewma": ("algorithm=decoupled-ppo", *ALGORITHMS["grpo"], "algorithm.proximal={decay=0.5}"),
@@ -45,7 +46,7 @@ PARTS = [
 ]
 
 # What is slow has parts of the state of what is quick, in other forms.
-LATER = ("spo-accumulated", "dapo", "bf16")
+LATER = ("spo-accumulated", "dapo", "bf16", "nf4")
 
 
 def tried(*algorithms: str) -> list[Any]:
@@ -100,7 +101,7 @@ def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Cal
 
 @pytest.mark.parametrize("algorithm", tried(*OTHERS))
 def test_a_crash_changes_nothing_for_others(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
-    """LoRA with a reference, bfloat16 with recorded batches, dynamic sampling, an averaged policy: the same."""
+    """LoRA with a reference, or in 4 bits, bfloat16 with recorded batches, dynamic sampling, an average: the same."""
     run = broken_off(whole(algorithm), tmp_path / "run", 2)
     resume(run)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.learner.mesh import Mesh
+from gnomon.models.quantized import stored
 
 
 class FrozenWeights:
@@ -36,7 +37,7 @@ class FrozenWeights:
         model, reference = self._networks
         named = () if reference is None else reference.named_parameters()
         base = ((name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad)
-        return {"base": fingerprint(base), "reference": fingerprint(named)}
+        return {"base": fingerprint((*base, *stored(model))), "reference": fingerprint(named)}
 
 
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -32,6 +32,7 @@ from gnomon.learner.sections import LearnerConfig
 from gnomon.models.load import model_writer, trainable
 from gnomon.models.logprobs import TokenScores
 from gnomon.models.lora import ADAPTER_FOLDER, adapter_writer, snapshot_of
+from gnomon.models.quantized import layers_of
 from gnomon.models.routing import can_record
 
 T = TypeVar("T")
@@ -253,7 +254,9 @@ class TorchLearner:
         """
         for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
             optimizer.check_finite()
-        is_lent = self._mesh.is_whole and not is_copied
+        # What is made of adapters or of few bits would be a second model on a GPU.
+        is_on_host = next(self._model.parameters()).device.type == "cpu"
+        is_lent = self._mesh.is_whole and not is_copied and is_on_host
         tensors = list(self.snapshot().tensors()) if is_lent else copies(self._mesh, self._model)
         critic = None if self._critic is None else self._critic.writer()
         adapters = self._optimizer.masters.wholes(lambda name: "lora_" in name)
@@ -274,7 +277,8 @@ class TorchLearner:
     @property
     def model_bytes(self) -> int:
         """Bytes of the model in the precision that it computes in."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        few = sum(layer.plain_bytes for _, layer in layers_of(self._model))
+        return few + sum(parameter.nbytes for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await elsewhere(lambda: within_memory(self._passes, work), self._thread)

@@ -19,6 +19,7 @@ from gnomon.learner.mesh import Mesh, SingleProcess, agree
 from gnomon.learner.precision import Masters
 from gnomon.models.load import trainable
 from gnomon.models.logprobs import TokenScores
+from gnomon.models.quantized import stored
 
 
 class MovingAverage:
@@ -40,6 +41,7 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, plan: EmaProximal) -> None:
         frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+        frozen |= {id(part): part for _, part in stored(model)}
         self.model = copy.deepcopy(model, frozen).eval()
         self._masters = Masters(trainable(self.model))
         self._decay = plan.decay

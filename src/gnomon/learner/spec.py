@@ -66,9 +66,15 @@ class LearnerSpec:
         """Refuse settings that do not fit the device.
 
         Raises:
-            ConfigError: ``offload`` without a GPU, or micro-batch statistics with several processes.
+            ConfigError: ``offload`` without a GPU, or a quantized base or micro-batch statistics with several processes.
         """
         plan = self.plan
+        if plan.is_sharded and self.lora is not None and self.lora.quantized is not None:
+            raise ConfigError(
+                f"lora.base = '{self.lora.base}' lies whole in the learner's one process, and learner.processes = "
+                f"{plan.processes}, learner.offload = {str(plan.offload).lower()} would hold a part of it in each; set "
+                "learner.processes = 1 and learner.offload = false, or leave lora.base out"
+            )
         if plan.offload and device.type == "cpu":
             raise ConfigError(
                 "learner.offload keeps weights in the machine's memory instead of a GPU's, and this run computes on "

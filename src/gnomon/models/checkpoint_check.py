@@ -14,6 +14,7 @@ from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
 from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits
+from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline
 from gnomon.models.tiny import TINY, TINY_MIXTURE
 from gnomon.models.token_strings import parsed
@@ -92,12 +93,12 @@ def check_written(
 ) -> None:
     """Check that a checkpoint of ``name``, written before any step, has the model's weights and logits.
 
-    lora: the adapter that a run begins with is a part of these weights.
+    lora: the adapter that a run begins with is a part of these weights, and so is the quantization of its base.
 
     Raises:
         ModelError: Naming the first weights that differ.
     """
-    begun = lora if lora is not None and lora.adapter is not None else None
+    begun = None if lora is None or (lora.adapter is None and lora.quantized is None) else lora
     one, other = (
         load_model(place, dtype, plan, trust_remote_code) for place, plan in ((name, begun), (str(folder), None))
     )
@@ -136,7 +137,8 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
     check_adapter(empty, lora)
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
     narrow = check_rank(empty, lora)
-    return [*filter(None, [narrow])] + [
+    left = None if lora.quantized is None else check_quantizable(empty, lora.quantized)
+    return [*filter(None, [narrow, left])] + [
         f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())
     ]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gnomon.models import quantized
 from gnomon.models.lora import plain_name
 from gnomon.models.routing import Resumed
 
@@ -77,14 +78,20 @@ def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Ite
     to the bit. No other thread may use the module meanwhile.
     """
     own = {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    few = {f"{plain_name(name)}.weight": layer for name, layer in quantized.layers_of(model)}
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         for name, tensor in tensors:
+            if name in few:
+                few[name].lent = tensor.to(few[name].scales.device, few[name].dtype)
+                continue
             kept.append((own[name], own[name].data))
             own[name].data = tensor.to(own[name])
         with without_adapters(model) if has_adapters(model) else nullcontext():
             yield
     finally:
+        for layer in few.values():
+            layer.lent = None
         for mine, memory in kept:
             mine.data = memory
 

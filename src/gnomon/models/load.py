@@ -15,6 +15,7 @@ from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
+from gnomon.models.quantized import quantize
 from gnomon.models.tiny import TINY, TINY_MODELS, TINY_SUMS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
@@ -153,7 +154,7 @@ def load_model(
     """Return the causal language model ``name`` in ``dtype``, on ``device``, in eval mode, with SDPA attention.
 
     Rotary tables stay in float32 for every ``dtype``, so choose the precision here and not by ``.to``. With ``lora``
-    the weights are frozen and float32 adapters are added; see `LoraConfig`.
+    the weights are frozen, or quantized, and float32 adapters are added; see `LoraConfig`.
 
     Raises:
         ModelError: As `check_model` does, or if the weights do not fit the config.
@@ -163,8 +164,11 @@ def load_model(
     check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
+    if lora is not None:
+        model = adapt(model, lora, _base(name))
+        model = model if lora.quantized is None else quantize(model, lora.quantized, device)
     # Move last: adapters are drawn on the CPU, so that a seed gives the same weights on every device.
-    return (model if lora is None else adapt(model, lora, _base(name))).to(device)
+    return model.to(device)
 
 
 def _base(name: str) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ConfigError, ModelError, unknown
 from gnomon.core.types import Adapted, Snapshot
+from gnomon.models.quantized import KINDS, Kind, layers_of
 from gnomon.models.token_strings import first_line
 
 # A weight and a low-rank sum beside it, merged to the same bits on every machine.
@@ -104,6 +105,9 @@ class LoraConfig:
         targets: "all-linear" (every linear layer but the head), or names of modules such as ("q_proj", "v_proj").
         adapter: Folder of an adapter in peft's form that training begins with; its rank, alpha and targets count. None
             begins with the model itself.
+        base: How the frozen weights between embedding and head are stored: "unquantized" in the precision that
+            computes, "nf4" in 4.5 bits a weight (QLoRA), "int8" in 8, and dequantized a layer at a time. What is
+            trained, published and saved is then the policy on that base.
 
     Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
 
@@ -115,10 +119,13 @@ class LoraConfig:
     alpha: float = 32.0
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     adapter: str | None = None
+    base: Literal["unquantized", "nf4", "int8"] = "unquantized"
 
     def __post_init__(self) -> None:
         if self.rank <= 0 or self.alpha <= 0:
             raise ConfigError(f"lora: rank and alpha must be > 0, got rank={self.rank}, alpha={self.alpha}")
+        if self.base not in ("unquantized", *KINDS):
+            raise ConfigError(f"lora: {unknown('base', self.base, ['unquantized', *KINDS])}")
         if not self.targets or (isinstance(self.targets, str) and self.targets != ALL_LINEAR):
             raise ConfigError(f"lora: targets must be '{ALL_LINEAR}' or a list of module names, got {self.targets!r}")
 
@@ -126,6 +133,11 @@ class LoraConfig:
     def is_everything(self) -> bool:
         """Whether every linear layer that fits is adapted."""
         return self.targets == ALL_LINEAR
+
+    @property
+    def quantized(self) -> Kind | None:
+        """How frozen weights are quantized; None if they are not."""
+        return None if self.base == "unquantized" else self.base
 
     @property
     def scale(self) -> float:
@@ -482,7 +494,7 @@ def parts(
 
     A weight without adapter is the live tensor itself, nothing copied; one of experts, whose adapters peft folds, comes
     merged. Weights that share memory (a tied head) come once, under the first name. Buffers that belong to the model's
-    state come too. Of names that are not wanted nothing is computed.
+    state come too. Quantized weights come dequantized. Of names that are not wanted nothing is computed.
     """
     adapted = {_adapted_name(n, module): module for n, module in model.named_modules() if _has_adapter(module)}
     for name, parameter in model.named_parameters():
@@ -490,6 +502,10 @@ def parts(
         if "lora_" in name or not is_wanted(plain):
             continue
         yield plain, _adapted(adapted[plain], parameter) if plain in adapted else parameter.detach()
+    for name, layer in layers_of(model):
+        plain = f"{plain_name(name)}.weight"
+        if is_wanted(plain):
+            yield plain, _adapted(adapted[plain], layer.weight) if plain in adapted else layer.weight
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in kept and is_wanted(plain_name(name)):

@@ -139,6 +139,11 @@ class Resolved:
             return ()
         answer = experiment.sampling.max_completion_length
         said = list(slow_parts(outline(experiment.model, experiment.trust_remote_code), prompt_tokens, answer))
+        if experiment.lora is not None and experiment.lora.quantized is not None:
+            said.append(
+                f"lora.base = '{experiment.lora.base}' is dequantized in every pass: where it was measured "
+                "(SmolLM2-135M on a CPU, nf4) a decoding step of 16 rows took 2.7 times as long and an update 1.1 times"
+            )
         if self.device.type == "cpu" and not self.native:
             said.append(
                 "there are no functions in C (no compiler, or GNOMON_NATIVE=0), so PyTorch does what they would: "

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gnomon.models.cpu.kernels import Kernels, kernels_of
 from gnomon.models.lora import plain_name
+from gnomon.models.quantized import QuantizedLinear
 
 # Which weights multiply activations: the matrices that low-precision engines round.
 
@@ -34,13 +35,13 @@ def input_axes(model: nn.Module) -> Mapping[str, int]:
         plain_name(f"{name}.{own}" if name else own): axis
         for name, module in model.named_modules()
         for own, axis in _matrices(module)
-        if id(module.get_parameter(own)) not in ends and "lora_" not in name
+        if id(module._parameters.get(own)) not in ends and "lora_" not in name
     }
 
 
 def _matrices(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield a module's own matrices by name, with the axis of their inputs."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | QuantizedLinear):
         yield "weight", -1
     elif isinstance(module, Conv1D):
         yield "weight", 0
