@@ -66,7 +66,7 @@ class LearnerSpec:
         """Refuse settings that do not fit the device.
 
         Raises:
-            ConfigError: ``offload`` without a GPU, or a quantized base or micro-batch statistics with several processes.
+            ConfigError: ``offload`` without a GPU, a quantized base or micro-batch statistics in several processes.
         """
         plan = self.plan
         if plan.is_sharded and self.lora is not None and self.lora.quantized is not None:
