@@ -277,8 +277,8 @@ class TorchLearner:
     @property
     def model_bytes(self) -> int:
         """Bytes of the model in the precision that it computes in."""
-        few = sum(layer.plain_bytes for _, layer in layers_of(self._model))
-        return few + sum(parameter.nbytes for parameter in self._model.parameters())
+        few: int = sum(layer.plain_bytes for _, layer in layers_of(self._model))
+        return few + sum(int(parameter.nbytes) for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await elsewhere(lambda: within_memory(self._passes, work), self._thread)

@@ -40,7 +40,7 @@ class MovingAverage:
     """
 
     def __init__(self, model: nn.Module, plan: EmaProximal) -> None:
-        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+        frozen: dict[int, Tensor] = {id(p): p for p in model.parameters() if not p.requires_grad}
         frozen |= {id(part): part for _, part in stored(model)}
         self.model = copy.deepcopy(model, frozen).eval()
         self._masters = Masters(trainable(self.model))

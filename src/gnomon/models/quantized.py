@@ -64,7 +64,7 @@ class QuantizedLinear(nn.Module):
     @property
     def plain_bytes(self) -> int:
         """Bytes of the weight that this stands for."""
-        return self.shape.numel() * self.dtype.itemsize
+        return int(self.shape.numel()) * self.dtype.itemsize
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return Float[... outputs] of Float[... inputs]."""
@@ -113,14 +113,14 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
         return (weight.float() / scales.clamp_min(_LEAST)[:, None]).round_().to(torch.int8), scales
     table = torch.tensor(NF4, device=weight.device)
     edges = (table[1:] + table[:-1]) / 2
-    codes, scales = [], []
+    found = list[tuple[Tensor, Tensor]]()
     for part in weight.reshape(-1).split(_AT_ONCE_GPU):
         blocks = functional.pad(part.float(), (0, -len(part) % BLOCK)).view(-1, BLOCK)
         most = blocks.abs().amax(1)
         nearest = torch.bucketize(blocks / most.clamp_min(_LEAST)[:, None], edges).to(torch.uint8).view(-1, 2)
-        codes.append(nearest[:, 0] << 4 | nearest[:, 1])
-        scales.append(most)
-    return torch.cat(codes), torch.cat(scales)
+        found.append((nearest[:, 0] << 4 | nearest[:, 1], most))
+    codes, blockwise = zip(*found, strict=True)
+    return torch.cat(codes), torch.cat(blockwise)
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
