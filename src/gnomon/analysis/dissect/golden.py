@@ -10,8 +10,7 @@ import numpy as np
 
 from gnomon.analysis.dissect.reference import ORACLES, Oracle, Step
 from gnomon.analysis.dissect.reference.advantages import gae, length_adaptive
-from gnomon.analysis.dissect.reference.losses import clip, geometric_clip
-from gnomon.analysis.dissect.reference.terms import constant_length, leash
+from gnomon.analysis.dissect.reference.losses import clip, constant_length, geometric_clip, leash
 
 ATOL = 1e-7
 """The file's gradients are finite differences with an error of about 1e-9."""

@@ -1,6 +1,7 @@
 """Seeded random optimizer steps, from plain to extreme."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,61 +124,41 @@ def draw(kind: Kind, seed: int) -> Step:
     )
 
 
+_NAMES = {
+    "rewards": "rewards", "mask": "mask", "group": "group", "graded": "is_graded", "truncated": "is_truncated",
+    "behavior": "behavior", "proximal": "proximal", "reference": "reference", "values": "values",
+    "baseline": "baseline", "components": "component_rewards", "turn": "turn", "state": "state",
+    "steps": "step_rewards", "rollout": "rollout_id",
+}  # fmt: skip
+"""Fields of a batch by the names of those of a step."""
+
+
 def to_batch(step: Step) -> tuple[Batch, Tensor]:
     """Return the step as a batch in float64, and the current log-probabilities."""
     rows, width = step.mask.shape
-    lengths = torch.full((rows,), width)
-    behavior = torch.from_numpy(step.behavior)
+    arrays = {theirs: getattr(step, ours) for ours, theirs in _NAMES.items()}
+    there: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+    nothing = torch.zeros(rows, dtype=torch.long)
     batch = Batch(
         tokens=torch.zeros(rows, width, dtype=torch.long),
-        prompt_lengths=torch.zeros(rows, dtype=torch.long),
-        lengths=lengths,
-        mask=torch.from_numpy(step.mask),
-        rewards=torch.from_numpy(step.rewards),
-        is_graded=torch.from_numpy(step.graded),
-        is_truncated=torch.from_numpy(step.truncated),
-        group=torch.from_numpy(step.group),
-        version=torch.zeros(rows, dtype=torch.long),
-        behavior=behavior,
-        full_behavior=behavior,
-        proximal=torch.from_numpy(step.proximal),
-        reference=None if step.reference is None else torch.from_numpy(step.reference),
-        values=None if step.values is None else torch.from_numpy(step.values),
-        baseline=None if step.baseline is None else torch.from_numpy(step.baseline),
-        component_rewards=None if step.components is None else torch.from_numpy(step.components),
+        prompt_lengths=nothing,
+        lengths=torch.full((rows,), width),
+        version=nothing,
+        full_behavior=there["behavior"],
         components=() if step.components is None else tuple(map(str, range(step.components.shape[1]))),
         component_weights=step.component_weights,
-        turn=None if step.turn is None else torch.from_numpy(step.turn),
-        state=None if step.state is None else torch.from_numpy(step.state),
-        step_rewards=None if step.steps is None else torch.from_numpy(step.steps),
-        rollout_id=None if step.rollout is None else torch.from_numpy(step.rollout),
+        **there,
     )
     return batch, torch.from_numpy(step.current)
 
 
 def to_step(batch: Batch, current: Tensor) -> Step:
     """Return a batch as plain arrays for an oracle; ``proximal`` defaults to ``behavior``."""
-
-    def plain(tensor: Tensor | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
-        return None if tensor is None else tensor.double().numpy()
-
     proximal = batch.behavior if batch.proximal is None else batch.proximal
-    return Step(
-        rewards=batch.rewards.double().numpy(),
-        mask=batch.mask.numpy(),
-        group=batch.group.numpy(),
-        graded=batch.is_graded.numpy(),
-        truncated=batch.is_truncated.numpy(),
-        current=current.double().numpy(),
-        behavior=batch.behavior.double().numpy(),
-        proximal=proximal.double().numpy(),
-        reference=plain(batch.reference),
-        values=plain(batch.values),
-        baseline=plain(batch.baseline),
-        components=plain(batch.component_rewards),
-        component_weights=batch.component_weights,
-        turn=None if batch.turn is None else batch.turn.numpy(),
-        state=None if batch.state is None else batch.state.numpy(),
-        steps=plain(batch.step_rewards),
-        rollout=None if batch.rollout_id is None else batch.rollout_id.numpy(),
-    )
+    tensors = {ours: getattr(batch, theirs) for ours, theirs in _NAMES.items()} | {"current": current}
+    there: dict[str, Any] = {name: _plain(t) for name, t in (tensors | {"proximal": proximal}).items() if t is not None}
+    return Step(component_weights=batch.component_weights, **there)
+
+
+def _plain(tensor: Tensor) -> Any:
+    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()

@@ -31,8 +31,15 @@ from gnomon.analysis.dissect.reference.advantages import (
     tracked,
     whitened,
 )
-from gnomon.analysis.dissect.reference.losses import Pusher, clip, regression
-from gnomon.analysis.dissect.reference.terms import constant_length, reference_k2, sequence_mean, token_mean
+from gnomon.analysis.dissect.reference.losses import (
+    Pusher,
+    clip,
+    constant_length,
+    reference_k2,
+    regression,
+    sequence_mean,
+    token_mean,
+)
 from gnomon.analysis.dissect.verify import compare
 
 approx = pytest.approx

@@ -7,6 +7,6 @@ both implementations.
 """
 
 from gnomon.analysis.dissect.reference.arrays import ReferenceAnswer, Response, Step
-from gnomon.analysis.dissect.reference.table import ORACLES, Oracle
+from gnomon.analysis.dissect.reference.losses import ORACLES, Oracle
 
 __all__ = ["ORACLES", "Oracle", "ReferenceAnswer", "Response", "Step"]

@@ -68,25 +68,20 @@ class Step:
     def _response(self, rows: list[int]) -> "Response":
         row = rows[0]
 
-        def cut(matrix: Any) -> Vector:
-            return np.concatenate([np.asarray(matrix[i][self.mask[i]], dtype=np.float64) for i in rows])
-
+        matrices = {name: matrix for name in _OF_TOKENS if (matrix := getattr(self, name)) is not None}
+        cut: dict[str, Any] = {n: np.concatenate([m[i][self.mask[i]] for i in rows]) for n, m in matrices.items()}
         return Response(
             reward=float(self.rewards[row]),
             group=int(self.group[row]),
             is_graded=bool(self.graded[row]),
-            current=cut(self.current),
-            behavior=cut(self.behavior),
-            proximal=cut(self.proximal),
-            reference=None if self.reference is None else cut(self.reference),
-            values=None if self.values is None else cut(self.values),
             baseline=None if self.baseline is None else float(self.baseline[row]),
             components=None if self.components is None else self.components[row],
             component_weights=self.component_weights,
-            turn=None if self.turn is None else cut(self.turn).astype(np.int64),
-            state=None if self.state is None else cut(self.state).astype(np.int64),
-            steps=None if self.steps is None else cut(self.steps),
+            **cut,
         )
+
+
+_OF_TOKENS = ("current", "behavior", "proximal", "reference", "values", "turn", "state", "steps")
 
 
 @dataclass(frozen=True)
@@ -99,9 +94,9 @@ class Response:
     current: Vector
     behavior: Vector
     proximal: Vector
-    reference: Vector | None
-    values: Vector | None
-    baseline: float | None
+    reference: Vector | None = None
+    values: Vector | None = None
+    baseline: float | None = None
     components: Vector | None = None
     component_weights: tuple[float, ...] = ()
     turn: npt.NDArray[np.int64] | None = None

@@ -1,16 +1,38 @@
-"""From ratio and advantage to loss and slope of one response, by sections 2 to 5, 8, 9 and 12.
+"""From ratio and advantage to loss and slope of one response, by sections 0 to 9 and 12, and the table of presets.
 
 A push gives for each trained token its loss, and the slope of the *sum* of the response's token losses in the token's
 log-probability. With c as in section 0.4 the slope is -c.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.analysis.dissect.reference.arrays import Flags, Response, Vector, is_free, ratio
+from gnomon.analysis.dissect.reference.advantages import (
+    Credit,
+    added,
+    batch_mean,
+    by_state,
+    fixed,
+    gae,
+    group_mean,
+    lead_over_second,
+    leave_one_out,
+    length_adaptive,
+    length_sigmoid,
+    length_weighted,
+    over_batch,
+    over_mean,
+    over_optimum,
+    per_reward,
+    returns,
+    teacher_gap,
+    tracked,
+    whitened,
+)
+from gnomon.analysis.dissect.reference.arrays import Flags, ReferenceAnswer, Response, Step, Vector, is_free, ratio
 
 
 @dataclass(frozen=True)
@@ -342,3 +364,247 @@ def _sigmoid(x: Vector) -> Vector:
     """Return 1 / (1 + exp(-x)) without overflow on either side."""
     small = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, 1 / (1 + small), small / (1 + small)))
+
+
+# Means over tokens, and terms added to the policy loss, by sections 0.2, 0.3, 5 and 7.3: value and slope.
+
+Weights = Callable[[Sequence[Response]], list[float]]
+Added = tuple[float, list[Vector]]
+Term = Callable[[Sequence[Response], list[float], BoundedRatio], Added]
+
+
+def token_mean(responses: Sequence[Response]) -> list[float]:
+    """1 / N for each token, N all trained tokens."""
+    return [1 / max(sum(len(r) for r in responses), 1)] * len(responses)
+
+
+def prompt_mean(responses: Sequence[Response]) -> list[float]:
+    """1 / (P N_p), P prompts with a trained token, N_p the trained tokens of a prompt's responses (ScaleRL)."""
+    tokens: dict[int, int] = {}
+    for r in responses:
+        tokens[r.group] = tokens.get(r.group, 0) + len(r)
+    count = max(sum(n > 0 for n in tokens.values()), 1)
+    return [1 / (count * max(tokens[r.group], 1)) for r in responses]
+
+
+def sequence_mean(responses: Sequence[Response]) -> list[float]:
+    """1 / (B L), B responses with a trained token, L the response's own."""
+    count = max(sum(len(r) > 0 for r in responses), 1)
+    return [1 / (count * max(len(r), 1)) for r in responses]
+
+
+def sequence_sum(responses: Sequence[Response]) -> list[float]:
+    """1 / B for each token."""
+    return [1 / max(sum(len(r) > 0 for r in responses), 1)] * len(responses)
+
+
+def constant_length(length: int) -> Weights:
+    """1 / (B length)."""
+    return lambda responses: [1 / (max(sum(len(r) > 0 for r in responses), 1) * length)] * len(responses)
+
+
+def reference_k2(coefficient: float) -> Term:
+    """coefficient d^2 / 2, slope coefficient d, d = log current - log reference."""
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        gaps = [r.current - _known(r.reference) for r in responses]
+        return _added([coefficient * d**2 / 2 for d in gaps], [coefficient * d for d in gaps], weights)
+
+    return term
+
+
+def leash(is_mixture: bool = False, is_k3: bool = False) -> Term:
+    """(1 - e) (rho d - rho + 1), slope (1 - e) rho d, for d against behavior; on policy 0 (section 0.3, D11).
+
+    Args:
+        is_mixture: Measure d against the mean of behavior and proximal, each weighted by 1 - its own effective size,
+            with e
+            the smaller of both; the value is then (1 - e) rho (exp(-d) - 1 + d) (section 5.9).
+        is_k3: Use the reference code's estimator, (1 - e) (exp(-d) - 1 + d), slope (1 - e) (1 - exp(-d)).
+    """
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        e = min(trusted.behavior, trusted.proximal) if is_mixture else trusted.behavior
+        values, slopes = [], []
+        for response in responses:
+            anchor = _mixture(response, trusted) if is_mixture else response.behavior
+            rho, d = ratio(response.current - response.behavior), response.current - anchor
+            values.append((1 - e) * (1.0 if is_k3 else rho) * (ratio(-d) - 1 + d))
+            slopes.append((1 - e) * (1 - ratio(-d) if is_k3 else rho * d))
+        return _added(values, slopes, weights)
+
+    return term
+
+
+def covariance_kl(coefficient: float, share: float) -> Term:
+    """coefficient |d|, d = log(current / proximal), of the share of all tokens with the highest covariance (KL-Cov)."""
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        found = covariances(responses, list(trusted.advantages))
+        _, edge = highest(share, found)
+        gaps = [np.where(c > edge, r.current - r.proximal, 0.0) for c, r in zip(found, responses, strict=True)]
+        bounded = [np.clip(d, -20, 20) for d in gaps]
+        slopes = [coefficient * np.sign(d) * is_free(d) for d in gaps]
+        return _added([coefficient * np.abs(d) for d in bounded], slopes, weights)
+
+    return term
+
+
+def positive_nll(coefficient: float) -> Term:
+    """-coefficient log current over the tokens of responses with a reward above 0, divided by their number."""
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        is_positive = [r.is_graded and r.reward > 0 for r in responses]
+        count = max(sum(len(r) for r, yes in zip(responses, is_positive, strict=True) if yes), 1)
+        own = [yes / count for yes in is_positive]
+        values = [-coefficient * r.current for r in responses]
+        return _added(values, [np.full(len(r), -coefficient) for r in responses], own)
+
+    return term
+
+
+def _mixture(response: Response, trusted: BoundedRatio) -> Vector:
+    """Return log((w_b behavior + w_p proximal) / (w_b + w_p)), w = 1 - effective size; behavior when both are 0."""
+    of_behavior, of_proximal = max(1 - trusted.behavior, 0.0), max(1 - trusted.proximal, 0.0)
+    total = of_behavior + of_proximal
+    if total == 0:
+        return response.behavior
+    # Factor out the larger of both, so that tiny probabilities do not underflow.
+    top = np.maximum(response.behavior, response.proximal)
+    shares = of_behavior * np.exp(response.behavior - top) + of_proximal * np.exp(response.proximal - top)
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(shares / total))
+
+
+def _added(values: list[Vector], slopes: list[Vector], weights: list[float]) -> Added:
+    total = math.fsum(w * float(x) for w, vector in zip(weights, values, strict=True) for x in vector)
+    return total, [w * slope for w, slope in zip(weights, slopes, strict=True)]
+
+
+def _known(reference: Vector | None) -> Vector:
+    assert reference is not None, "this oracle needs the reference"
+    return reference
+
+
+# The formulas of each preset (section 16.2), and their combination to a loss.
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """An algorithm as formulas.
+
+    Attributes:
+        credit: Rewards to advantages.
+        push: Ratios to losses and slopes.
+        mean: Weights of tokens.
+        terms: Added terms.
+        value_lambda: Lambda of a critic's targets; the value loss is the token mean of (V - target)^2 / 2.
+        factors: What a correction multiplies losses by.
+    """
+
+    credit: Credit
+    push: Pusher
+    mean: Weights
+    terms: tuple[Term, ...] = ()
+    value_lambda: float | None = None
+    factors: Factors | None = None
+
+    def __call__(self, step: Step) -> ReferenceAnswer:
+        """Compute one optimizer step."""
+        responses = step.responses()
+        advantages, weights = self.credit(responses), self.mean(responses)
+        trusted = BoundedRatio(
+            _effective_size([r.current - r.behavior for r in responses]),
+            _effective_size([r.current - r.proximal for r in responses]),
+            responses,
+            advantages,
+        )
+        pushes = [self.push(r, a, trusted) for r, a in zip(responses, advantages, strict=True)]
+        ones = [np.ones(len(r)) for r in responses]
+        factors = ones if self.factors is None else self.factors(responses, advantages)
+        scaled = [w * f for w, f in zip(weights, factors, strict=True)]
+        policy = math.fsum(float(x) for s, p in zip(scaled, pushes, strict=True) for x in s * p.loss)
+        gradient = [s * p.slope for s, p in zip(scaled, pushes, strict=True)]
+        loss = policy
+        for term in self.terms:
+            value, slopes = term(responses, weights, trusted)
+            loss += value
+            gradient = [g + s for g, s in zip(gradient, slopes, strict=True)]
+        tokens = max(sum(len(r) for r in responses), 1)
+        return ReferenceAnswer(
+            advantages=step.scatter(advantages),
+            loss=loss,
+            policy_loss=policy,
+            value_loss=None if self.value_lambda is None else _value_loss(responses, self.value_lambda),
+            gradient=step.scatter(gradient),
+            clipped_fraction=sum(int(p.is_clipped.sum()) for p in pushes) / tokens,
+            out_of_band_fraction=sum(int(p.is_out.sum()) for p in pushes) / tokens,
+            ess_fraction=trusted.behavior,
+        )
+
+
+def _effective_size(log_ratios: Sequence[Vector]) -> float:
+    """Return (sum rho)^2 / (n sum rho^2) over all tokens (section 5.1); 1 of none."""
+    rho = np.exp(np.concatenate([np.zeros(0), *log_ratios]))
+    return float(np.sum(rho) ** 2 / (len(rho) * np.sum(rho**2))) if len(rho) else 1.0
+
+
+def _value_loss(responses: Sequence[Response], value_lambda: float) -> float:
+    # target - V is the advantage with the target's lambda (section 7.1).
+    errors = [float(x) for vector in gae(fixed(value_lambda))(responses) for x in vector]
+    return math.fsum(x**2 for x in errors) / 2 / max(len(errors), 1)
+
+
+_group = group_mean("group")
+_centered = group_mean("none")
+_narrow, _higher = clip(0.2, 0.2), clip(0.2, 0.28)
+
+ORACLES: Mapping[str, Oracle] = {
+    "reinforce": Oracle(returns(), capped(math.inf), token_mean),
+    "rloo": Oracle(leave_one_out(kl=0.05), _narrow, sequence_mean),
+    "reinforce-pp": Oracle(whitened(returns(kl=0.01)), _narrow, token_mean),
+    "reinforce-pp-baseline": Oracle(
+        whitened(_centered, skip_degenerate=True), _narrow, token_mean, (reference_k2(0.01),)
+    ),
+    "opo": Oracle(length_weighted, capped(math.inf), token_mean),
+    "rae": Oracle(over_optimum, _narrow, token_mean),
+    "a-star-po": Oracle(over_optimum, regression(beta=1e-3), sequence_mean),
+    "ppo": Oracle(whitened(gae(fixed(0.95))), _narrow, token_mean, value_lambda=0.95),
+    "vc-ppo": Oracle(gae(fixed(0.95)), _narrow, sequence_mean, value_lambda=1.0),
+    "grpo": Oracle(_group, _narrow, sequence_mean),
+    "dr-grpo": Oracle(_centered, _narrow, constant_length(3000)),
+    "dapo": Oracle(_group, _higher, token_mean),
+    "lite-ppo": Oracle(group_mean("batch"), _narrow, token_mean),
+    "gdpo": Oracle(over_batch(per_reward(_group)), _narrow, sequence_mean),
+    "gigpo": Oracle(added(_group, by_state(0.95), 1.0), _narrow, token_mean),
+    "gspo": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
+    "gspo-token": Oracle(_group, sequence_clip(3e-4, 4e-4), sequence_mean),
+    "gmpo": Oracle(_group, geometric_clip(0.4), sequence_mean),
+    "sapo": Oracle(_group, soft_gate(1.0, 1.05), sequence_mean),
+    "cispo": Oracle(_group, capped(5.0), token_mean),
+    "p3o": Oracle(_group, bounded_cap(), token_mean, (leash(),)),
+    "p3o-two-anchor": Oracle(_group, bounded_cap(both=True), token_mean, (leash(is_mixture=True),)),
+    "spo": Oracle(tracked(), _higher, token_mean),
+    "vapo": Oracle(gae(length_adaptive(0.05)), _higher, token_mean, (positive_nll(0.1),), value_lambda=1.0),
+    "vapo-review": Oracle(gae(length_sigmoid(0.3, 0.95)), _higher, token_mean, value_lambda=1.0),
+    "decoupled-ppo": Oracle(_group, clip(0.2, 0.2, cap=5.0), token_mean),
+    "opd": Oracle(teacher_gap, capped(math.inf), token_mean),
+    "ipo": Oracle(_centered, policy_gradient(), token_mean, factors=close_in_tv(0.3)),
+    "dppo": Oracle(_centered, policy_gradient(), constant_length(8192), factors=close_in_tv(0.15, outward=True)),
+    "dppo-kl": Oracle(_centered, policy_gradient(), constant_length(8192), factors=close_in_kl(0.05)),
+    "icepop": Oracle(_group, _narrow, sequence_mean, factors=within(0.5, 5.0)),
+    "flash-reinforce": Oracle(batch_mean, policy_gradient(), sequence_mean, factors=close_in_kl(5e-3, mean=True)),
+    "maxrl": Oracle(over_mean(), _narrow, token_mean),
+    "luspo": Oracle(_group, sequence_clip(2e-3, 2.5e-3), sequence_sum),
+    "vespo": Oracle(_group, gamma_kernel((2.0, 3.0), (3.0, 2.0)), token_mean),
+    "pass-at-k": Oracle(lead_over_second, _narrow, sequence_mean),
+    "high-entropy": Oracle(_group, _higher, token_mean, factors=most_undecided(0.2)),
+    "clip-cov": Oracle(_group, clip(1.0, 1.0), token_mean, factors=without_covariant(2e-4, 1.0, 5.0)),
+    "kl-cov": Oracle(_group, capped(math.inf), token_mean, (covariance_kl(1.0, 2e-3),)),
+    "m2po": Oracle(_group, policy_gradient(), token_mean, factors=small_second_moment(0.04)),
+    "bapo": Oracle(_group, balanced_clip(0.5, (0.6, 0.9), (1.2, 3.0), 0.05), token_mean),
+    "fipo": Oracle(_group, clip(0.2, 0.28, dual=10.0), token_mean, factors=future_influence(32.0, 1.0, 1.2, 10.0)),
+    "cfpo": Oracle(_group, quadratic_penalty(0.2), sequence_mean),
+    "scalerl": Oracle(over_batch(_centered), policy_gradient(5.0), prompt_mean),
+}
+"""A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""
