@@ -18,6 +18,10 @@ from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, bounded, unknown
 from gnomon.core.types import Batch
 
+__all__ = [
+    "AdvantageSum", "Condition", "InRole", "Normalized", "PerReward", "Requires", "RewardAtLeast", "Scaled", "Where",
+]  # fmt: skip
+
 Found = tuple[Tensor, Tensor | None]
 
 

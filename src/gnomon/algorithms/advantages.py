@@ -17,6 +17,11 @@ from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, bounded
 from gnomon.core.types import Batch
 
+__all__ = [
+    "Accepted", "ConstantAdvantage", "GroupRelative", "LeaveOneOut", "MarginalBest", "OptimalBaseline",
+    "TrackedBaseline", "Whitened",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Groups:

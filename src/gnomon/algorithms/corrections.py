@@ -18,6 +18,11 @@ from gnomon.algorithms.ratios import average, fraction, masked, threshold
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import EffectiveSize, Max, Metrics
 
+__all__ = [
+    "Capped", "CovarianceMask", "DivergenceMask", "EntropyMask", "FutureInfluence", "MaskedIS", "OffPolicyMask",
+    "RejectionSampling", "SecondMomentMask", "TruncatedIS",
+]  # fmt: skip
+
 Level = Literal["token", "sequence", "geometric"]
 CLAMP = 20.0
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gnomon.core.errors import bounded
 
+__all__ = ["ConstantLength", "SequenceMean", "SequenceSum", "TokenMean"]
+
 
 @dataclass(frozen=True)
 class TokenMean:

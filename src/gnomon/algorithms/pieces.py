@@ -6,119 +6,41 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from gnomon.algorithms.advantage_algebra import (
-    AdvantageSum,
-    Condition,
-    InRole,
-    Normalized,
-    PerReward,
-    RewardAtLeast,
-    Scaled,
-    Where,
-)
-from gnomon.algorithms.advantages import (
-    Accepted,
-    ConstantAdvantage,
-    GroupRelative,
-    LeaveOneOut,
-    MarginalBest,
-    OptimalBaseline,
-    TrackedBaseline,
-    Whitened,
-)
+from gnomon.algorithms import advantage_algebra as algebra
+from gnomon.algorithms import advantages, corrections, ratio_bounds, regularizers, returns, surrogates
+from gnomon.algorithms import loss_aggregation as aggregation
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.corrections import (
-    Capped,
-    CovarianceMask,
-    DivergenceMask,
-    EntropyMask,
-    FutureInfluence,
-    MaskedIS,
-    OffPolicyMask,
-    RejectionSampling,
-    SecondMomentMask,
-    TruncatedIS,
-)
-from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
-from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, RatioBound, Unbounded
-from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl, PositiveNll, SelfImitation
-from gnomon.algorithms.returns import (
-    Fixed,
-    Gae,
-    LambdaRule,
-    LengthAdaptive,
-    LengthSigmoid,
-    Returns,
-    ReverseKl,
-    StateRelative,
-)
-from gnomon.algorithms.surrogates import (
-    BalancedSurrogate,
-    ClippedSurrogate,
-    Distillation,
-    GeometricClip,
-    GivenShaping,
-    PolicyGradient,
-    PreferenceLoss,
-    ProspectLoss,
-    QuadraticPenalty,
-    Regression,
-    SigmoidGate,
-)
 from gnomon.core.errors import ConfigError, unknown
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
     Advantage: (
-        Accepted,
-        ConstantAdvantage,
-        GroupRelative,
-        LeaveOneOut,
-        MarginalBest,
-        OptimalBaseline,
-        Returns,
-        StateRelative,
-        ReverseKl,
-        TrackedBaseline,
-        Gae,
-        Whitened,
-        AdvantageSum,
-        Scaled,
-        Where,
-        Normalized,
-        PerReward,
+        advantages.Accepted, advantages.ConstantAdvantage, advantages.GroupRelative, advantages.LeaveOneOut,
+        advantages.MarginalBest, advantages.OptimalBaseline, returns.Returns, returns.StateRelative, returns.ReverseKl,
+        advantages.TrackedBaseline, returns.Gae, advantages.Whitened, algebra.AdvantageSum, algebra.Scaled,
+        algebra.Where, algebra.Normalized, algebra.PerReward,
     ),
-    Condition: (RewardAtLeast, InRole),
-    LambdaRule: (Fixed, LengthAdaptive, LengthSigmoid),
+    algebra.Condition: (algebra.RewardAtLeast, algebra.InRole),
+    returns.LambdaRule: (returns.Fixed, returns.LengthAdaptive, returns.LengthSigmoid),
     Surrogate: (
-        ClippedSurrogate,
-        BalancedSurrogate,
-        PolicyGradient,
-        SigmoidGate,
-        QuadraticPenalty,
-        GeometricClip,
-        Regression,
-        Distillation,
-        GivenShaping,
-        PreferenceLoss,
-        ProspectLoss,
+        surrogates.ClippedSurrogate, surrogates.BalancedSurrogate, surrogates.PolicyGradient, surrogates.SigmoidGate,
+        surrogates.QuadraticPenalty, surrogates.GeometricClip, surrogates.Regression, surrogates.Distillation,
+        surrogates.GivenShaping, surrogates.PreferenceLoss, surrogates.ProspectLoss,
     ),
-    RatioBound: (Clip, Cap, EssCap, GammaKernel, Unbounded),
+    ratio_bounds.RatioBound: (
+        ratio_bounds.Clip, ratio_bounds.Cap, ratio_bounds.EssCap, ratio_bounds.GammaKernel, ratio_bounds.Unbounded,
+    ),
     Correction: (
-        TruncatedIS,
-        MaskedIS,
-        RejectionSampling,
-        OffPolicyMask,
-        DivergenceMask,
-        SecondMomentMask,
-        EntropyMask,
-        CovarianceMask,
-        FutureInfluence,
-        Capped,
+        corrections.TruncatedIS, corrections.MaskedIS, corrections.RejectionSampling, corrections.OffPolicyMask,
+        corrections.DivergenceMask, corrections.SecondMomentMask, corrections.EntropyMask, corrections.CovarianceMask,
+        corrections.FutureInfluence, corrections.Capped,
     ),
-    Regularizer: (Kl, EssKl, CovarianceKl, Entropy, PositiveNll, GivenNll, SelfImitation),
-    Aggregate: (TokenMean, SequenceMean, SequenceSum, ConstantLength),
-}
+    Regularizer: (
+        regularizers.Kl, regularizers.EssKl, regularizers.CovarianceKl, regularizers.Entropy, regularizers.PositiveNll,
+        regularizers.GivenNll, regularizers.SelfImitation,
+    ),
+    Aggregate: (aggregation.TokenMean, aggregation.SequenceMean, aggregation.SequenceSum, aggregation.ConstantLength),
+}  # fmt: skip
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

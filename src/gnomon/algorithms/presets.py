@@ -7,57 +7,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gnomon.algorithms.advantage_algebra import AdvantageSum, Normalized, PerReward, Scaled
-from gnomon.algorithms.advantages import (
-    Accepted,
-    ConstantAdvantage,
-    GroupRelative,
-    LeaveOneOut,
-    MarginalBest,
-    OptimalBaseline,
-    TrackedBaseline,
-    Whitened,
-)
+from gnomon.algorithms.advantage_algebra import *
+from gnomon.algorithms.advantages import *
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.corrections import (
-    CovarianceMask,
-    DivergenceMask,
-    EntropyMask,
-    FutureInfluence,
-    MaskedIS,
-    SecondMomentMask,
-    TruncatedIS,
-)
+from gnomon.algorithms.corrections import *
 from gnomon.algorithms.critic import CriticConfig, Pretraining
-from gnomon.algorithms.loss_aggregation import ConstantLength, SequenceMean, SequenceSum, TokenMean
-from gnomon.algorithms.ratio_bounds import Cap, Clip, EssCap, GammaKernel, Unbounded
+from gnomon.algorithms.loss_aggregation import *
+from gnomon.algorithms.ratio_bounds import *
 from gnomon.algorithms.ratios import Ratio
-from gnomon.algorithms.regularizers import CovarianceKl, EssKl, GivenNll, Kl, PositiveNll
-from gnomon.algorithms.returns import Fixed, Gae, LengthAdaptive, LengthSigmoid, Returns, ReverseKl, StateRelative
-from gnomon.algorithms.sections import (
-    Informative,
-    OptimalValue,
-    OverlongPenalty,
-    Prioritized,
-    ReferencePolicy,
-    RoleAverage,
-    SelfImitationBuffer,
-    TrackerConfig,
-    Updates,
-)
-from gnomon.algorithms.surrogates import (
-    BalancedSurrogate,
-    ClippedSurrogate,
-    Distillation,
-    GeometricClip,
-    GivenShaping,
-    PolicyGradient,
-    PreferenceLoss,
-    ProspectLoss,
-    QuadraticPenalty,
-    Regression,
-    SigmoidGate,
-)
+from gnomon.algorithms.regularizers import *
+from gnomon.algorithms.returns import *
+from gnomon.algorithms.sections import *
+from gnomon.algorithms.surrogates import *
+
+__all__ = [
+    "A_STAR_PO", "BAPO", "CFPO", "CISPO", "CLIP_COV", "DAPO", "DECOUPLED_PPO", "DPO", "DPPO", "DPPO_KL", "DR_GRPO",
+    "EXPERT_ITERATION", "FIPO", "FLASH_REINFORCE", "GDPO", "GIGPO", "GMPO", "GRPO", "GSPO", "GSPO_TOKEN",
+    "HIGH_ENTROPY", "ICEPOP", "IPO", "IPO_PREFERENCE", "KL_COV", "KTO", "LITE_PPO", "LUFFY", "LUSPO", "M2PO", "MAXRL",
+    "NAMED", "OPD", "OPO", "P3O", "P3O_TWO_ANCHOR", "PASS_AT_K", "PPO", "PRESETS", "RAE", "RAFT", "REINFORCE",
+    "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "SCALERL", "SDFT", "SDPO", "SFT", "SPO", "SRFT", "VAPO",
+    "VAPO_REVIEW", "VC_PPO", "VESPO",
+]  # fmt: skip
 
 REINFORCE = Algorithm(
     name="reinforce",
@@ -79,33 +49,28 @@ RLOO = Algorithm(
     num_generations=4,
 )
 
-REINFORCE_PP = Algorithm(
+REINFORCE_PP = replace(
+    REINFORCE,
     name="reinforce-pp",
     paper="REINFORCE++, arXiv 2501.03262",
     advantage=Whitened(Returns(kl=0.01)),
-    ratio=Ratio(),
     surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
-    aggregate=TokenMean(),
-    num_generations=1,
 )
 
-REINFORCE_PP_BASELINE = Algorithm(
+REINFORCE_PP_BASELINE = replace(
+    REINFORCE_PP,
     name="reinforce-pp-baseline",
-    paper="REINFORCE++, arXiv 2501.03262",
     advantage=Whitened(GroupRelative(scale="none"), skip_degenerate=True),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
-    aggregate=TokenMean(),
     regularizers=(Kl("reference", 0.01, "k2"),),
+    num_generations=8,
 )
 
-OPO = Algorithm(
+OPO = replace(
+    REINFORCE,
     name="opo",
     paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
     advantage=OptimalBaseline(),
-    ratio=Ratio(),
-    surrogate=PolicyGradient(Unbounded()),
-    aggregate=TokenMean(),
+    num_generations=8,
 )
 
 RAE = Algorithm(
@@ -142,15 +107,12 @@ PPO = Algorithm(
     critic=CriticConfig(updates=Updates(minibatches=4), clip=0.5),
 )
 
-VC_PPO = Algorithm(
+VC_PPO = replace(
+    PPO,
     name="vc-ppo",
     paper="What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret, arXiv 2503.01491",
     advantage=Gae(Fixed(0.95), value_lambda=1.0),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=SequenceMean(),
-    updates=Updates(minibatches=4),
-    num_generations=1,
     critic=CriticConfig(updates=Updates(minibatches=4), pretraining=Pretraining(100)),
 )
 
@@ -163,20 +125,18 @@ GRPO = Algorithm(
     aggregate=SequenceMean(),
 )
 
-DR_GRPO = Algorithm(
+DR_GRPO = replace(
+    GRPO,
     name="dr-grpo",
     paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
     advantage=GroupRelative(scale="none"),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=ConstantLength(3000),
 )
 
-DAPO = Algorithm(
+DAPO = replace(
+    GRPO,
     name="dapo",
     paper="DAPO, arXiv 2503.14476",
-    advantage=GroupRelative(),
-    ratio=Ratio(),
     surrogate=ClippedSurrogate(Clip(0.2, 0.28)),
     aggregate=TokenMean(),
     updates=Updates(minibatches=16),
@@ -185,97 +145,81 @@ DAPO = Algorithm(
     overlong=OverlongPenalty(),
 )
 
-LITE_PPO = Algorithm(
+LITE_PPO = replace(
+    GRPO,
     name="lite-ppo",
     paper="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning, arXiv 2508.08221",
     advantage=GroupRelative(scale="batch"),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
 )
 
-GDPO = Algorithm(
+GDPO = replace(
+    GRPO,
     name="gdpo",
     paper="GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242",
     advantage=Normalized(PerReward(GroupRelative()), over="batch"),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
-    aggregate=SequenceMean(),
 )
 
-GIGPO = Algorithm(
+GIGPO = replace(
+    GRPO,
     name="gigpo",
     paper="Group-in-Group Policy Optimization for LLM Agent Training, arXiv 2505.10978",
     advantage=AdvantageSum((GroupRelative(), Scaled(StateRelative(gamma=0.95), 1.0))),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
 )
 
-GSPO = Algorithm(
+GSPO = replace(
+    GRPO,
     name="gspo",
     paper="Group Sequence Policy Optimization, arXiv 2507.18071",
-    advantage=GroupRelative(),
     ratio=Ratio(level="sequence"),
     surrogate=ClippedSurrogate(Clip(3e-4, 4e-4)),
-    aggregate=SequenceMean(),
     updates=Updates(minibatches=4),
 )
 
-GSPO_TOKEN = Algorithm(
+GSPO_TOKEN = replace(
+    GSPO,
     name="gspo-token",
     paper="Group Sequence Policy Optimization, section 4.3, arXiv 2507.18071",
-    advantage=GroupRelative(),
     ratio=Ratio(level="sequence_token"),
-    surrogate=ClippedSurrogate(Clip(3e-4, 4e-4)),
-    aggregate=SequenceMean(),
-    updates=Updates(minibatches=4),
 )
 
-GMPO = Algorithm(
+GMPO = replace(
+    GRPO,
     name="gmpo",
     paper="Geometric-Mean Policy Optimization, arXiv 2507.20673",
-    advantage=GroupRelative(),
-    ratio=Ratio(),
     surrogate=GeometricClip(0.4),
-    aggregate=SequenceMean(),
 )
 
-SAPO = Algorithm(
+SAPO = replace(
+    GRPO,
     name="sapo",
     paper="Soft Adaptive Policy Optimization, arXiv 2511.20347",
-    advantage=GroupRelative(),
-    ratio=Ratio(),
     surrogate=SigmoidGate(1.0, 1.05),
-    aggregate=SequenceMean(),
 )
 
-CISPO = Algorithm(
+CISPO = replace(
+    GRPO,
     name="cispo",
     paper="MiniMax-M1, arXiv 2506.13585",
-    advantage=GroupRelative(),
-    ratio=Ratio(),
     surrogate=PolicyGradient(Cap(5.0)),
     aggregate=TokenMean(),
 )
 
-P3O = Algorithm(
+P3O = replace(
+    CISPO,
     name="p3o",
     paper="Policy-on Policy-off Policy Optimization, arXiv 2605.12380; the original is arXiv 1905.01756",
-    advantage=GroupRelative(),
     ratio=Ratio(anchor="behavior"),
     surrogate=PolicyGradient(EssCap()),
-    aggregate=TokenMean(),
     regularizers=(EssKl(),),
 )
 
-P3O_TWO_ANCHOR = Algorithm(
+P3O_TWO_ANCHOR = replace(
+    P3O,
     name="p3o-two-anchor",
     paper="Policy-on Policy-off Policy Optimization, eq. 13, arXiv 2605.12380",
-    advantage=GroupRelative(),
-    ratio=Ratio(anchor="behavior"),
     surrogate=PolicyGradient(EssCap("both")),
-    aggregate=TokenMean(),
     regularizers=(EssKl(anchor="mixture"),),
     updates=Updates(minibatches=4),
 )
@@ -319,25 +263,21 @@ VAPO_REVIEW = Algorithm(
     replay=SelfImitationBuffer(),
 )
 
-DECOUPLED_PPO = Algorithm(
+DECOUPLED_PPO = replace(
+    GRPO,
     name="decoupled-ppo",
     paper="Batch size-invariance for policy optimization, arXiv 2110.00641; AReaL, arXiv 2505.24298",
-    advantage=GroupRelative(),
-    ratio=Ratio(),
-    surrogate=ClippedSurrogate(Clip(0.2, 0.2)),
     aggregate=TokenMean(),
     correction=TruncatedIS(5.0),
     updates=Updates(minibatches=4),
     num_generations=16,
 )
 
-OPD = Algorithm(
+OPD = replace(
+    REINFORCE,
     name="opd",
     paper="On-Policy Distillation of Language Models, arXiv 2306.13649; per-token reverse KL, arXiv 2601.02780",
     advantage=ReverseKl(),
-    ratio=Ratio(),
-    surrogate=PolicyGradient(Unbounded()),
-    aggregate=TokenMean(),
     num_generations=4,
 )
 
@@ -555,15 +495,12 @@ LUFFY = Algorithm(
     demonstrated=True,
 )
 
-SRFT = Algorithm(
+SRFT = replace(
+    LUFFY,
     name="srft",
     paper="SRFT: A Single-Stage Method with Supervised and Reinforcement Fine-Tuning, arXiv 2506.19767",
     advantage=GroupRelative(),
-    ratio=Ratio(),
-    surrogate=GivenShaping(),
-    aggregate=TokenMean(),
     regularizers=(GivenNll(),),
-    demonstrated=True,
 )
 
 DPO = Algorithm(

@@ -9,6 +9,8 @@ from torch import Tensor
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.errors import bounded, check_bounds
 
+__all__ = ["Cap", "Clip", "EssCap", "GammaKernel", "Unbounded"]
+
 
 class RatioBound(Protocol):
     """A bound on the ratio."""

@@ -14,6 +14,8 @@ from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 
+__all__ = ["CovarianceKl", "Entropy", "EssKl", "GivenNll", "Kl", "PositiveNll", "SelfImitation"]
+
 Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased", "exact"]
 CLAMP = 20.0
 

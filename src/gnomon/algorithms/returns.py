@@ -16,6 +16,8 @@ from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.types import Batch
 
+__all__ = ["Fixed", "Gae", "LengthAdaptive", "LengthSigmoid", "Returns", "ReverseKl", "StateRelative"]
+
 
 @dataclass(frozen=True)
 class Decisions:

@@ -6,6 +6,11 @@ from typing import Literal
 
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 
+__all__ = [
+    "EmaProximal", "Greso", "Informative", "OptimalValue", "OverlongPenalty", "Prioritized", "ReferencePolicy",
+    "RoleAverage", "SelfImitationBuffer", "TaskTeacher", "TrackerConfig", "Uniform", "Updates",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 @bounded("updates", epochs="at least 1", minibatches="at least 1")

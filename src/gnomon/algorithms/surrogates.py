@@ -14,6 +14,11 @@ from gnomon.algorithms.regularizers import exact_kl
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics
 
+__all__ = [
+    "BalancedSurrogate", "ClippedSurrogate", "Distillation", "GeometricClip", "GivenShaping", "PolicyGradient",
+    "PreferenceLoss", "ProspectLoss", "QuadraticPenalty", "Regression", "SigmoidGate",
+]  # fmt: skip
+
 ROUNDING = 1e-6
 
 
