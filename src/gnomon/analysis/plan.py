@@ -365,7 +365,11 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     weights += _undo(resolved, size)
     length = prompt_tokens + experiment.sampling.max_completion_length
     rows = experiment.engine.max_concurrent * max(1, resolved.own_copies)
-    cache = rows * length * size.cache_bytes_per_token * (item / 2)
+    per_token = size.cache_bytes_per_token * (item / 2)
+    cache = rows * length * per_token
+    # Between turns, of all conversations that are under way.
+    said = experiment.rollouts_per_step * (experiment.staleness_bound + 1) * length * per_token
+    cache += min(resolved.kept_bytes * max(1, resolved.own_copies), said)
     budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
         kept_numbers(size.layers, size.width), item, size.parameters, memory_of(device) // DEVICE_SHARE
     )

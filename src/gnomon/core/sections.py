@@ -165,6 +165,9 @@ class EngineConfig:
         max_concurrent: Answers that each engine decodes at once. The memory of the KV cache grows with it.
         count: Number of engines. Several engines have a copy of the weights each.
         rounding: Number format that the weights are rounded to before an engine gets them; "none" sends them unchanged.
+        kept_gib: For "local": GiB of keys and values that each engine keeps between the turns of conversations, so
+            that a turn computes its new tokens alone; what was used longest ago is dropped. 0 computes every turn
+            from its beginning. Taken only with an ``[environment]``, from the memory of ``device``.
         timeout_seconds: Seconds without any progress after which an engine counts as dead. A server that gnomon starts
             has ten minutes to load its model.
         server: For "vllm": "" runs in this process, "start" starts a server, another text is the address of a running
@@ -183,6 +186,7 @@ class EngineConfig:
     max_concurrent: int = 64
     count: int = 1
     rounding: Literal["none", "fp8", "int8", "int4"] = "none"
+    kept_gib: float = 2.0
     timeout_seconds: float = 40.0
     server: str = ""
     python: str = ""
@@ -195,6 +199,7 @@ class EngineConfig:
             self,
             max_concurrent="at least 1",
             count="at least 1",
+            kept_gib="0 (nothing) or more GiB, and finite",
             timeout_seconds="> 0",
             tensor_parallel="at least 1",
         )

@@ -92,11 +92,16 @@ class Batcher:
     Rows join when none is active or at least an eighth of the slots is free, so that their prompts go through the
     model together; with a decoder whose rows cannot join, when none is active, those of one prompt length.
     Every choice depends on the requests and their order alone, never on time.
+
+    Args:
+        kept_bytes: Memory for keys and values of finished rows, for prompts that begin with them; see `Decoder.keep`. A
+            row that former weights computed in part is not kept: what is drawn after it would be of no one's weights.
     """
 
-    def __init__(self, decoder: Decoder, max_concurrent: int) -> None:
+    def __init__(self, decoder: Decoder, max_concurrent: int, kept_bytes: int = 0) -> None:
         self._decoder = decoder
         self._most = max_concurrent
+        self._kept_bytes = kept_bytes
         self._waiting: deque[BatchRow] = deque()
         self._active: list[BatchRow] = []
         self.version = -1
@@ -121,6 +126,11 @@ class Batcher:
     def passes(self) -> int:
         """Forward passes of the model so far; see `Decoder.passes`."""
         return self._decoder.passes
+
+    @property
+    def computed(self) -> int:
+        """Tokens that went through the model so far; see `Decoder.computed`."""
+        return self._decoder.computed
 
     def rest(self) -> None:
         """Free memory while there is no work."""
@@ -165,14 +175,16 @@ class Batcher:
     def _draw(self, logits: Tensor) -> Draws:
         """Draw for all rows; those with equal settings together."""
         u = torch.tensor([row.uniforms[len(row.tokens)] for row in self._active], dtype=torch.float64)
-        settings = [row.request.sampling for row in self._active]
-        distinct = list(dict.fromkeys(settings))
-        if len(distinct) == 1:
-            return draw(logits, u, distinct[0])
+        groups: dict[tuple[float, ...], list[int]] = {}
+        for slot, row in enumerate(self._active):
+            s = row.request.sampling  # answers of a conversation have different budgets, and are drawn alike
+            groups.setdefault((s.temperature, s.top_p, s.top_k, s.min_p), []).append(slot)
+        if len(groups) == 1:
+            return draw(logits, u, self._active[0].request.sampling)
         tokens, own, full = torch.zeros(len(u), dtype=torch.long), torch.zeros(len(u)), torch.zeros(len(u))
-        for sampling in distinct:
-            where = torch.tensor([i for i, s in enumerate(settings) if s == sampling])
-            drawn = draw(logits[where.to(logits.device)], u[where], sampling)
+        for slots in groups.values():
+            where = torch.tensor(slots)
+            drawn = draw(logits[where.to(logits.device)], u[where], self._active[slots[0]].request.sampling)
             tokens[where], own[where] = drawn.tokens.cpu(), drawn.logprobs.cpu()
             full[where] = drawn.full_logprobs.cpu()
         return Draws(tokens, own, full)
@@ -204,6 +216,10 @@ class Batcher:
                 finished.append((slot, "stop"))
             elif row.room == 0:
                 finished.append((slot, "length"))
+        if self._kept_bytes:
+            for slot, _ in finished:
+                if (row := self._active[slot]).oldest_version == self.version:
+                    self._decoder.keep(slot, (*row.request.prompt, *row.tokens[:-1]), self._kept_bytes)
         # The last row takes a leaving row's slot, so they leave from the back; they are answered from the front.
         rows = [(self._leave(slot), stop) for slot, stop in reversed(finished)]
         answers = [self._finish(row, stop) for row, stop in reversed(rows)]

@@ -36,14 +36,17 @@ class LocalEngine:
             weight into it.
         max_concurrent: Rows in the model at once; bounds the memory of keys and values. A shared engine on a CPU frees
             them, and its packed weights, while no caller waits; another keeps them for the next call.
+        kept_bytes: Memory for keys and values of former answers, so that a prompt that begins with one computes its new
+            tokens alone; 0 keeps none. They are dropped at `load`. What is computed together then depends on what was
+            asked before, and with it the last bits.
     """
 
-    def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True) -> None:
+    def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True, kept_bytes: int = 0) -> None:
         if max_concurrent <= 0:
             raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
         self._reach = ContextLimits(context_length(model), vocabulary_size(model))
         self._shared = shared
-        self._worker = EngineThread(model, shared, max_concurrent)
+        self._worker = EngineThread(model, shared, max_concurrent, kept_bytes)
         self._arrivals: list[tuple[Request, PendingCall]] = []
         self._posting: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -57,6 +60,11 @@ class LocalEngine:
     def beats(self) -> int:
         """Steps and forward passes of the model so far."""
         return self._worker.beats
+
+    @property
+    def computed(self) -> int:
+        """Tokens that went through the model so far, prompts included."""
+        return self._worker.computed
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `Engine`.

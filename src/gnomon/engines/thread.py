@@ -16,7 +16,7 @@ from gnomon.core.failpoints import reach
 from gnomon.core.threads import alone, dismiss_team
 from gnomon.core.types import Snapshot
 from gnomon.engines.batcher import Batcher, Request
-from gnomon.models.cuda_graph_decoder import fastest_decoder
+from gnomon.models.cuda_graph_decoder import fastest_decoder, keeps_between_turns
 from gnomon.models.lora import merged_tensors
 
 
@@ -90,12 +90,13 @@ class EngineThread:
     thread.
     """
 
-    def __init__(self, model: nn.Module, shared: bool, max_concurrent: int) -> None:
+    def __init__(self, model: nn.Module, shared: bool, max_concurrent: int, kept_bytes: int) -> None:
         self.version = -1
         self._steps = 0
         self._model = model
         self._shared = shared
         self._max_concurrent = max_concurrent
+        self._kept_bytes = kept_bytes
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
@@ -104,6 +105,11 @@ class EngineThread:
     def beats(self) -> int:
         """Signs of work so far: steps, and forward passes, of which a long prefill has many."""
         return self._steps + (0 if self._batcher is None else self._batcher.passes)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that went through the model so far."""
+        return 0 if self._batcher is None else self._batcher.computed
 
     def send(self, message: GenerateRequest | LoadRequest | InspectRequest) -> None:
         """Queue a message; it is looked at between two tokens."""
@@ -137,7 +143,7 @@ class EngineThread:
         waiters: dict[Request, PendingCall] = {}
         message: Message | None = first
         try:
-            batcher = self._batcher = self._batcher or Batcher(fastest_decoder(self._model), self._max_concurrent)
+            batcher = self._batcher = self._batcher or self._made()
             while not isinstance(message, ShutdownRequest):
                 if isinstance(message, LoadRequest):
                     outbox.append(self._load(message, batcher))
@@ -168,6 +174,11 @@ class EngineThread:
             return True
         outbox += [partial(waiter.fail, EngineError("the engine was closed")) for waiter in waiters.values()]
         return False
+
+    def _made(self) -> Batcher:
+        decoder = fastest_decoder(self._model)
+        keeps = bool(self._kept_bytes) and keeps_between_turns(decoder, self._model)
+        return Batcher(decoder, self._max_concurrent, self._kept_bytes if keeps else 0)
 
     def _next(self) -> Message | None:
         try:

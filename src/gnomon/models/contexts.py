@@ -45,8 +45,8 @@ class Trace:
 
     def of(self, slot: int) -> Tensor | None:
         """Return a row's pieces as one tensor on the CPU; None if a piece is unknown."""
-        pieces = [piece for piece in self._rows[slot] if piece is not None]
-        return torch.cat(pieces).cpu() if pieces and len(pieces) == len(self._rows[slot]) else None
+        pieces = [piece.cpu() for piece in self._rows[slot] if piece is not None]
+        return torch.cat(pieces) if pieces and len(pieces) == len(self._rows[slot]) else None
 
 
 def has_adapters(model: nn.Module) -> bool:

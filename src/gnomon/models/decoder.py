@@ -9,23 +9,26 @@ Three ways, tried in this order; the first that reproduces a plain forward pass 
 """
 
 import itertools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
 
 from gnomon.core.errors import ModelError
 from gnomon.models.attention import rotary_edge, use_own_attention
 from gnomon.models.contexts import Trace
 from gnomon.models.cpu.packed_linear import PackedLinears
-from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name
+from gnomon.models.forward import Forward
 from gnomon.models.kv_cache import AlignedCache, Prefix, Rows
+from gnomon.models.prefix_tree import Known, PrefixTree, begun_cache
+from gnomon.models.slow import is_attention_only
 from gnomon.models.tokenizer import context_of
 
 Prompt = tuple[int, ...]
 _PREFILL_TOKENS = 4096
+_CONTINUED_TOKENS = 2 * _PREFILL_TOKENS
 _TRIED_COST = 10**9
 _APART_A_LAYER, _MOST_APART = 1e-5, 1e-3
 
@@ -37,10 +40,16 @@ class Decoder(Protocol):
     """
 
     joins: bool
+    keeps: bool
+    """Whether `keep` saves a prompt that begins with a former row from being computed again."""
 
     @property
     def passes(self) -> int:
         """Number of forward passes so far, a sign of life also during a long prefill."""
+
+    @property
+    def computed(self) -> int:
+        """Number of tokens that went through the model so far, without padding."""
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append one row per prompt; equal prompts are computed once.
@@ -53,6 +62,13 @@ class Decoder(Protocol):
 
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed each row's latest token and return the next logits Float[R V]."""
+
+    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
+        """Keep what was computed of a row, which has these ``tokens``, for prompts that begin with them.
+
+        Args:
+            most: Bytes of all that is kept; what was used longest ago is dropped.
+        """
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
@@ -76,7 +92,7 @@ class Decoder(Protocol):
 class AlignedDecoder:
     """Continuous batching: all rows end at one column of the cache, so a step is one forward pass of R rows by 1."""
 
-    joins = True
+    joins = keeps = True
 
     def __init__(self, model: Any) -> None:
         use_own_attention(model)
@@ -86,6 +102,7 @@ class AlignedDecoder:
         self._cache: Rows = self._aligned
         self._prefixes: dict[Prompt, Prefix | None] = {}
         self._prefix_experts: dict[Prompt, Tensor | None] = {}
+        self._kept = PrefixTree()
         self._trace = Trace()
 
     @property
@@ -93,12 +110,24 @@ class AlignedDecoder:
         """Forward passes so far."""
         return self._forward.calls
 
+    @property
+    def computed(self) -> int:
+        """Tokens computed so far."""
+        return self._forward.tokens
+
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows; each distinct prompt is computed once and kept while it is expected again."""
         absent = [p for p in dict.fromkeys(prompts) if p not in self._prefixes]
         self._prefixes.update(dict.fromkeys((p for p in absent if len(p) == 1), None))
-        for chunk in _chunks([p for p in absent if len(p) > 1]):
+        known = {p: self._kept.find(p[:-1]) for p in absent if len(p) > 1}
+        whole = {p: found for p, found in known.items() if found.length == len(p) - 1}
+        self._prefixes.update({p: found.states for p, found in whole.items()})
+        self._prefix_experts.update({p: found.chosen() for p, found in whole.items()})
+        for chunk in _chunks([p for p, found in known.items() if not found.length], _PREFILL_TOKENS):
             self._prefill(chunk)
+        begun = [p for p, found in known.items() if found.length and p not in whole]
+        for chunk in _chunks(begun, _CONTINUED_TOKENS):
+            self._continue(chunk, [known[p] for p in chunk])
         runs = [(prompt, len(list(same))) for prompt, same in itertools.groupby(prompts)]
         self._cache.join([self._prefixes[p] for p, _ in runs], [count for _, count in runs], room)
         for prompt in prompts:
@@ -120,9 +149,19 @@ class AlignedDecoder:
                 **self._at(positions),
             ).logits[:, -1]
         self._check_written(self._aligned)
+        self._forward.tokens += len(tokens)
         self._aligned.after_step()
         self._trace.extend(self._forward.experts)
         return logits
+
+    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
+        """Keep what was computed of a row; common beginnings are kept once."""
+
+        def read(first: int) -> tuple[Prefix, Tensor | None]:
+            experts = self._trace.of(slot)
+            return self._cache.read(slot, first), None if experts is None else experts[first:]
+
+        self._kept.keep(tokens, read, most)
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
@@ -130,8 +169,9 @@ class AlignedDecoder:
         self._trace.leave(slot)
 
     def forget(self) -> None:
-        """Drop the kept prompts, and the packed weights."""
+        """Drop all that is kept, and the packed weights."""
         self._prefixes, self._prefix_experts = {}, {}
+        self._kept.clear()
         self._packed.forget()
 
     def rest(self) -> None:
@@ -167,6 +207,7 @@ class AlignedDecoder:
             ids[row, : lengths[row]] = torch.tensor(prompt[:-1])
         cache: Any = DynamicCache()
         self._forward(ids, keep=torch.empty(0, dtype=torch.long), cache=cache, use_cache=True)
+        self._forward.tokens += sum(lengths)
         experts = self._forward.experts
         for row, prompt in enumerate(prompts):
             self._prefix_experts[prompt] = None if experts is None else experts[row, : lengths[row]]
@@ -174,11 +215,29 @@ class AlignedDecoder:
                 (layer.keys[row, :, : lengths[row]], layer.values[row, :, : lengths[row]]) for layer in cache.layers
             ]
 
+    def _continue(self, prompts: Sequence[Prompt], known: Sequence[Known]) -> None:
+        """Compute what is not known of prompts; all rows end at one column, so padding comes before the new tokens."""
+        news = [len(p) - 1 - found.length for p, found in zip(prompts, known, strict=True)]
+        ids, positions = torch.zeros(2, len(prompts), max(news), dtype=torch.long)
+        for row, (prompt, new) in enumerate(zip(prompts, news, strict=True)):
+            ids[row, -new:] = torch.tensor(prompt[-new - 1 : -1])
+            positions[row, -new:] = torch.arange(len(prompt) - 1 - new, len(prompt) - 1)
+        cache: Any
+        cache, mask = begun_cache(known, news, len(self._aligned.aligned))
+        none = torch.empty(0, dtype=torch.long)
+        self._forward(ids, none, cache, attention_mask=mask, use_cache=True, **self._at(positions))
+        self._forward.tokens += sum(news)
+        experts = self._forward.experts
+        for row, (prompt, found, new) in enumerate(zip(prompts, known, news, strict=True)):
+            own = slice(1 - len(prompt), None)
+            self._prefixes[prompt] = [(layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers]
+            self._prefix_experts[prompt] = found.chosen(None if experts is None else experts[row, -new:])
+
 
 class SameLengthDecoder:
     """The model's own cache: rows of one prompt length that start together; a row that left is still computed."""
 
-    joins = False
+    joins = keeps = False
 
     def __init__(self, model: nn.Module) -> None:
         self._forward = Forward(model)
@@ -191,6 +250,11 @@ class SameLengthDecoder:
     def passes(self) -> int:
         """Forward passes so far."""
         return self._forward.calls
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed so far."""
+        return self._forward.tokens
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Start rows of one length."""
@@ -210,6 +274,9 @@ class SameLengthDecoder:
         experts = self._forward.experts
         self._trace.extend(None if experts is None else experts[self._live])
         return logits
+
+    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
+        """Do nothing, because nothing outlives the rows."""
 
     def leave(self, slot: int) -> None:
         """Remove a row from the answers; it is computed until all rows have ended."""
@@ -233,6 +300,7 @@ class SameLengthDecoder:
 
     def _advance(self, ids: Tensor) -> Tensor:
         output = self._forward(ids, use_cache=True, cache=self._cache)
+        self._forward.tokens += ids.numel()
         self._cache = self._forward.cache_of(output)
         logits: Tensor = output.logits[:, -1]
         return logits
@@ -241,7 +309,7 @@ class SameLengthDecoder:
 class RecomputeDecoder:
     """No cache: the fallback, and the definition of correct logits."""
 
-    joins = True
+    joins, keeps = True, False
 
     def __init__(self, model: nn.Module) -> None:
         self._forward = Forward(model)
@@ -252,6 +320,11 @@ class RecomputeDecoder:
     def passes(self) -> int:
         """Forward passes so far."""
         return self._forward.calls
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed so far."""
+        return self._forward.tokens
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows."""
@@ -268,6 +341,7 @@ class RecomputeDecoder:
             ids[i, : lengths[i]] = torch.tensor(row)
         wanted = sorted(set(lengths))
         logits: Tensor = self._forward(ids, keep=torch.tensor(wanted) - 1, use_cache=False).logits
+        self._forward.tokens += sum(lengths)
         has_all = logits.shape[1] != len(wanted)
         places = [n - 1 if has_all else wanted.index(n) for n in lengths]
         experts = self._forward.experts
@@ -276,6 +350,9 @@ class RecomputeDecoder:
             None if experts is None else [experts[i, a:b] for i, (a, b) in enumerate(zip(firsts, lengths, strict=True))]
         )
         return logits[list(range(len(lengths))), places]
+
+    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
+        """Do nothing, because nothing outlives the rows."""
 
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
@@ -309,7 +386,7 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
         model: A causal language model.
         first: Faster decoders, tried first.
     """
-    makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if _is_attention_only(model) else []
+    makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if is_attention_only(model) else []
     for make in (*first, *makers, SameLengthDecoder):
         if agrees(make, model):
             return make(model)
@@ -319,6 +396,14 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
 def agrees(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
     """Whether a decoder gives the model's own logits on short ragged batches and across its attention windows."""
     return all(_agrees(make(model), RecomputeDecoder(model), _tolerance(model), n) for n in (0, *tried_lengths(model)))
+
+
+def agrees_in_turns(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
+    """Whether rows that begin with what was kept of others have the model's own logits; see `agrees`."""
+    return all(
+        _agrees(make(model), RecomputeDecoder(model), _tolerance(model), n, _later_turns)
+        for n in (0, *tried_lengths(model))
+    )
 
 
 def tried_lengths(model: Any) -> list[int]:
@@ -343,46 +428,55 @@ def vocabulary_size(model: Any) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
-def _is_attention_only(model: Any) -> bool:
-    config = model.config.get_text_config()
-    layers = DynamicCache(config=model.config).layers
-    kinds = {type(layer) for layer in layers}
-    stated = vars(config).get("layer_types") or ()
-    return (
-        cache_name(accepted(model)) in CACHE_NAMES[:2]
-        and len(layers) == config.num_hidden_layers
-        and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
-        and "chunked_attention" not in stated
-    )
-
-
-def _agrees(decoder: Decoder, plain: Decoder, tolerance: float, length: int = 0) -> bool:
-    """Whether both decoders give the same logits, relative to their spread, on a script of joins, steps and leaves.
+def _agrees(
+    decoder: Decoder,
+    plain: Decoder,
+    tolerance: float,
+    length: int = 0,
+    script: "Callable[[Decoder, Sequence[Prompt], bool], Iterator[Tensor]] | None" = None,
+) -> bool:
+    """Whether both decoders give the same logits, relative to their spread, on a script.
 
     One row begins shorter than ``length`` and grows beyond it.
     """
     ragged: list[Prompt] = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9)]
     if length:
         ragged[0] = tuple((3 * at + at * at) % 11 for at in range(length - 2))
-    first = ragged[:2] if decoder.joins else [ragged[0], ragged[0][::-1]]
     errors = []
     try:
-        for each in (decoder, plain):
-            each.admit(first, 8, frozenset())
-        tokens = [5, 2]
-        for turn in range(4):
-            ours, theirs = (each.step(tokens, 8).float() for each in (decoder, plain))
-            errors.append(_separate(ours, theirs))
-            tokens = [(2 * t + 1) % 7 for t in tokens]
-            if turn == 1:
-                for each in (decoder, plain):
-                    each.leave(0)
-                    if decoder.joins:
-                        each.admit(ragged[2:], 8, frozenset())
-                tokens = [4, 7] if decoder.joins else [4]
+        ours, theirs = ((script or _joins_and_leaves)(each, ragged, decoder.joins) for each in (decoder, plain))
+        errors = [_separate(one, other) for one, other in zip(ours, theirs, strict=True)]
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
         return False
     return all(error < tolerance for error in errors)
+
+
+def _joins_and_leaves(decoder: Decoder, ragged: Sequence[Prompt], joins: bool) -> Iterator[Tensor]:
+    """Yield the logits of steps between which a row leaves and another joins, if it can."""
+    decoder.admit(ragged[:2] if joins else [ragged[0], ragged[0][::-1]], 8, frozenset())
+    tokens = [5, 2]
+    for turn in range(4):
+        yield decoder.step(tokens, 8).float()
+        tokens = [(2 * t + 1) % 7 for t in tokens]
+        if turn == 1:
+            decoder.leave(0)
+            if joins:
+                decoder.admit(ragged[2:], 8, frozenset())
+            tokens = [4, 7] if joins else [4]
+
+
+def _later_turns(decoder: Decoder, ragged: Sequence[Prompt], joins: bool) -> Iterator[Tensor]:
+    """Yield the logits of two turns: the second one's prompts begin with rows of the first, or with a part of one."""
+    said = [(*ragged[0][:-1], 5, 3), (*ragged[2][:-1], 2, 1)]
+    decoder.admit([ragged[0], ragged[2]], 8, frozenset())
+    for tokens in zip(*(row[-2:] for row in said), strict=True):
+        yield decoder.step(tokens, 8).float()
+    for slot in (1, 0):
+        decoder.keep(slot, said[slot], 2**62)
+        decoder.leave(slot)
+    decoder.admit([(*said[0], 7, 3, 8, 2), (*said[1][:4], 6, 2), (*said[1], 4), ragged[1]], 8, frozenset())
+    for token in (1, 8):
+        yield decoder.step([token] * 4, 8).float()
 
 
 def _tolerance(model: Any) -> float:
@@ -400,11 +494,11 @@ def _separate(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / spread.norm())
 
 
-def _chunks(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Cut prompts, longest first, into batches of at most `_PREFILL_TOKENS` padded tokens (or one prompt)."""
+def _chunks(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
+    """Cut prompts, longest first, into batches of at most ``most`` padded tokens (or one prompt)."""
     chunks: list[list[Prompt]] = []
     for prompt in sorted(prompts, key=lambda p: -len(p)):
-        if not chunks or (len(chunks[-1]) + 1) * len(chunks[-1][0]) > _PREFILL_TOKENS:
+        if not chunks or (len(chunks[-1]) + 1) * len(chunks[-1][0]) > most:
             chunks.append([])
         chunks[-1].append(prompt)
     return chunks

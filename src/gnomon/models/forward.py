@@ -66,7 +66,7 @@ class Forward:
         self.cache_name = cache_name(self.names)
         self.records = False
         self.experts: Tensor | None = None
-        self.calls = 0
+        self.calls = self.tokens = 0
 
     def __call__(self, ids: Tensor, keep: int | Tensor = 1, cache: Any = None, **arguments: Any) -> Any:
         """Return the model's output, with logits of the last position, or of ``keep`` if the model can choose.

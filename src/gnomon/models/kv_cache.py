@@ -38,6 +38,9 @@ class Rows(Protocol):
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
 
+    def read(self, slot: int, first: int) -> Prefix:
+        """Return a copy of a row's keys and values from position ``first`` on."""
+
     def release(self) -> None:
         """Free memory that is cheap to fill again."""
 
@@ -74,6 +77,12 @@ class AlignedLayer(DynamicLayer):
             self.values = self._empty(value_like, self.frame)
             self.is_initialized = True
         return self.keys, self.values
+
+    def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return a copy of a row's keys and values in some columns."""
+        assert self.keys is not None, "a row that was computed is in the buffers"
+        assert self.values is not None
+        return self.keys[row, :, columns].clone(), self.values[row, :, columns].clone()
 
     def release(self) -> None:
         """Free the buffers."""
@@ -144,6 +153,11 @@ class AlignedCache(Cache):
             self.lengths[slot] = self.lengths[last]
         self.lengths.pop()
         self._fit()
+
+    def read(self, slot: int, first: int) -> Prefix:
+        """Return a copy of a row's keys and values from position ``first`` on."""
+        columns = slice(self.frame.end - self.lengths[slot] + first, self.frame.end)
+        return [layer.read(slot, columns) for layer in self.aligned]
 
     def release(self) -> None:
         """Free the buffers, unless there are rows in them."""

@@ -7,21 +7,31 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from gnomon.models.forward import accepted, cache_name
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from gnomon.models.forward import CACHE_NAMES, accepted, cache_name
 
 _ASKED = re.compile(r'_with_fallback\(\s*"(\w+)",\s*"(\w+)"')
 # Cut by hand: inspect parses the whole file anew for every class, a third of a second each.
 _CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
 
 
-def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
+def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: bool = True) -> Iterator[str]:
     """Yield a sentence for each slow way of ``model``, which may be without weights.
 
     Args:
         model: The model.
         prompt: Tokens of a usual prompt, for the factor.
         answer: Tokens of the longest response, for the factor.
+        turns: Most turns of a conversation.
+        is_kept: Whether there is memory for keys and values between turns.
     """
+    if turns > 1 and not (is_kept and is_attention_only(model)):
+        why = f"{type(model).__name__} has layers whose state is not kept" if is_kept else "engine.kept_gib is 0"
+        yield (
+            f"{why}, so each turn computes its conversation again: {(turns + 1) / 2:g} times as many tokens at "
+            f"{turns} turns of one length (reckoned)"
+        )
     text = model.config.get_text_config()
     if cache_name(accepted(model)) is None:
         yield (
@@ -39,6 +49,20 @@ def slow_parts(model: Any, prompt: float, answer: int) -> Iterator[str]:
             f"layers that carry a state are computed by transformers' plain PyTorch code, as {', '.join(missing)} "
             "are not installed: on a GPU several times slower (by their authors' numbers; not measured here)"
         )
+
+
+def is_attention_only(model: Any) -> bool:
+    """Whether every layer's cache is keys and values of all positions, or of a window of them."""
+    config = model.config.get_text_config()
+    layers = DynamicCache(config=model.config).layers
+    kinds = {type(layer) for layer in layers}
+    stated = vars(config).get("layer_types") or ()
+    return (
+        cache_name(accepted(model)) in CACHE_NAMES[:2]
+        and len(layers) == config.num_hidden_layers
+        and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+        and "chunked_attention" not in stated
+    )
 
 
 def kernel_packages(model: Any) -> frozenset[str]:

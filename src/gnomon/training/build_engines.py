@@ -83,7 +83,7 @@ def _engines(resolved: Resolved, trained: nn.Module | None) -> Mapping[str, Engi
         receives = cluster.transfer if cluster.is_broadcasting else ""
         return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype, receives) for n in range(1, plan.count + 1)}
     if trained is not None and resolved.shares_weights:
-        return {"local": LocalEngine(trained, plan.max_concurrent)}
+        return {"local": LocalEngine(trained, plan.max_concurrent, kept_bytes=resolved.kept_bytes)}
     return {f"local-{n}": one_engine(resolved) for n in range(1, plan.count + 1)}
 
 
@@ -96,7 +96,8 @@ def one_engine(resolved: Resolved) -> Engine:
     experiment = resolved.experiment
     plan = replace(experiment.engine, count=1, server="", python="")
     if plan.kind == "local":
-        return LocalEngine(load_network(Resolved(replace(experiment, lora=None))), plan.max_concurrent, shared=False)
+        model = load_network(Resolved(replace(experiment, lora=None)))
+        return LocalEngine(model, plan.max_concurrent, shared=False, kept_bytes=resolved.kept_bytes)
     return next(iter(_engines(Resolved(replace(experiment, engine=plan)), None).values()))
 
 

@@ -104,6 +104,13 @@ class Resolved:
         return 0 if is_elsewhere or self.shares_weights else plan.count
 
     @property
+    def kept_bytes(self) -> int:
+        """Memory that each of gnomon's own engines keeps keys and values in between turns; 0 without turns."""
+        experiment = self.experiment
+        has_turns = experiment.environment is not None and experiment.environment.max_turns > 1
+        return int(experiment.engine.kept_gib * 2**30) if has_turns and experiment.engine.kind == "local" else 0
+
+    @property
     def weakened(self) -> str | None:
         """What the experiment itself takes from bitwise repetition; None where only the device decides."""
         experiment = self.experiment
@@ -138,7 +145,10 @@ class Resolved:
         if experiment.engine.kind != "local":
             return ()
         answer = experiment.sampling.max_completion_length
-        said = list(slow_parts(outline(experiment.model, experiment.trust_remote_code), prompt_tokens, answer))
+        turns = 1 if experiment.environment is None else experiment.environment.max_turns
+        is_kept = experiment.engine.kept_gib > 0
+        model = outline(experiment.model, experiment.trust_remote_code)
+        said = list(slow_parts(model, prompt_tokens, answer, turns, is_kept))
         if experiment.lora is not None and experiment.lora.quantized is not None:
             said.append(
                 f"lora.base = '{experiment.lora.base}' is dequantized in every pass: where it was measured "

@@ -53,6 +53,7 @@ class FusedDecoder(AlignedDecoder):
         ids = torch.tensor([*tokens, *[0] * (rows - count)])
         logits = self._network(ids, layout, self._lanes.layers)[:count]
         self._forward.calls += 1
+        self._forward.tokens += count
         self._lanes.after_step()
         self._trace.extend(None)
         return logits

@@ -163,6 +163,14 @@ class GroupedKVCache:
             if last is not block:
                 last.index, self._blocks[block.index] = block.index, last
 
+    def read(self, slot: int, first: int) -> Prefix:
+        """Return a copy of a row's keys and values from position ``first`` on."""
+        block, lane = self._rows[slot]
+        grown = block.prompt + lane + self._width * torch.arange(block.grown)
+        columns = torch.cat([torch.arange(block.prompt), grown])[first:]
+        columns += self._cache.frame.end - self._cache.lengths[block.index]
+        return [layer.read(block.index, columns) for layer in self._cache.aligned]
+
     def release(self) -> None:
         """Free the buffers, unless there are rows in them."""
         self._cache.release()
