@@ -10,6 +10,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MambaConfig, MambaForC
 
 from gnomon.models import backbone
 from gnomon.models.logprobs import TokenScorer
+from gnomon.models.packed_attention import dense_mask
 from gnomon.models.prefix import crossing_tokens, number_prompts, pack, pieces
 from gnomon.models.tiny import tiny_model
 
@@ -170,7 +171,7 @@ def test_how_positions_attend_is_one_thing_in_two_forms(is_one_row):
             for query, looks in zip(queries[is_query], bias[is_query] == 0, strict=True):
                 seen[query, keys[looks]] = True
 
-    dense = torch.block_diag(*packed.mask.squeeze(1))
+    dense = torch.block_diag(*dense_mask(packed.branches, count).squeeze(1))
     assert torch.equal(seen, dense.bool())
 
 

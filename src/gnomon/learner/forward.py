@@ -1,5 +1,6 @@
 """Cuts of a batch on their way through a model, and the count of what was computed."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -208,8 +209,8 @@ class ForwardRunner:
         sharing = None
         if is_shared:
             is_in_line = scorer.lies_in_line(int(batch.lengths[rows].max()) if len(rows) else 0)
-            longest = self._stretch * self.max_tokens
-            sharing = Sharing(self._crossing, longest, is_in_line, is_in_line and scorer.shares_beginnings())
+            crossing, longest = math.inf if is_in_line else self._crossing, self._stretch * self.max_tokens
+            sharing = Sharing(crossing, longest, is_in_line, is_in_line and scorer.shares_beginnings())
         return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
 
     def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:

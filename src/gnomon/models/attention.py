@@ -10,7 +10,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from gnomon.models.cpu.prefix_attention import PrefixLayout, branched_attention
+from gnomon.core.errors import ModelError
+from gnomon.models.cpu.prefix_attention import PrefixLayout
+from gnomon.models.packed_attention import attend_packed, kernel_for
 
 # The length at which a model's rotary positions become others, and with them every number of a row.
 #
@@ -53,7 +55,7 @@ def _edge(table: Mapping[str, Any], text: Any) -> int | None:
 
 
 OWN = "gnomon_sdpa"
-_ALTERING = ("position_bias", "softcap", "s_aux", "sliding_window")
+_ALTERING = ("position_bias", "softcap", "s_aux")
 
 
 def attend(
@@ -67,18 +69,20 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention as transformers' SDPA does, faster in two cases. Sums have another order: equal up to rounding.
 
-    Packed rows come with ``branches``: see `prefix_attention.branched_attention`. For one new position per row, the
-        query
-    heads that share a key become query rows. transformers copies keys and values for each query head of a group
+    Packed rows come with ``branches``: see `packed_attention`. For one new position per row on a CPU, the query heads
+    that share a key become query rows. transformers copies keys and values for each query head of a group
     (`repeat_kv`), which for a group of 3 triples the memory that a decoding step reads.
+
+    Raises:
+        ModelError: If packed rows come with something that their kernels do not know.
     """
-    is_plain = all(settings.get(name) is None for name in _ALTERING)
-    if branches is not None and is_plain and query.shape[0] * query.shape[2] == branches.positions:
-        return _by_branches(query, key, value, branches, settings.get("scaling")), None
+    if branches is not None:
+        return _by_branches(query, key, value, branches, settings), None
     rows, heads, length, size = query.shape
     shared = key.shape[1]
     is_masked_by_head = attention_mask is not None and attention_mask.shape[1] != 1
-    if length != 1 or heads == shared or settings.get("position_bias") is not None or is_masked_by_head:
+    is_step = length == 1 and heads != shared and query.device.type == "cpu"
+    if not is_step or settings.get("position_bias") is not None or is_masked_by_head:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     out = functional.scaled_dot_product_attention(
         query.reshape(rows, shared, heads // shared, size),
@@ -91,11 +95,15 @@ def attend(
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _by_branches(query: Tensor, key: Tensor, value: Tensor, branches: PrefixLayout, scale: float | None) -> Tensor:
-    rows, heads, length, size = query.shape
-    made = torch.cat([each.transpose(1, 2) for each in (query, key, value)], dim=2).flatten(0, 1)
-    mixed = branched_attention(made, heads, branches, size**-0.5 if scale is None else scale)
-    return mixed.view(rows, length, heads, size)
+def _by_branches(
+    query: Tensor, key: Tensor, value: Tensor, branches: PrefixLayout, settings: Mapping[str, Any]
+) -> Tensor:
+    altering = [name for name in _ALTERING if settings.get(name) is not None]
+    if altering or query.shape[0] * query.shape[2] != branches.positions:
+        raise ModelError(f"attention of packed rows has no {', '.join(altering) or 'cache'}")
+    window, scale = settings.get("sliding_window"), settings.get("scaling")
+    branches.windows.append(window)
+    return attend_packed(query, key, value, branches, query.shape[-1] ** -0.5 if scale is None else scale, window)
 
 
 def use_own_attention(model: Any) -> None:
@@ -108,10 +116,10 @@ def use_own_attention(model: Any) -> None:
 
 
 def attends_by_branches(model: Any) -> bool:
-    """Whether packed rows of this model should come with their branches: on a CPU, where SDPA's backward pass is slow.
+    """Whether packed rows of this model come with their branches, and not with a mask.
 
     Args:
         model: A model after `use_own_attention`.
     """
     implementation: str = model.get_decoder().config._attn_implementation
-    return implementation == OWN and next(model.parameters()).device.type == "cpu"
+    return implementation == OWN and kernel_for(next(model.parameters()).device) != "dense"

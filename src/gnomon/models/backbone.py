@@ -15,7 +15,8 @@ from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
 from gnomon.models.forward import accepted, checked_arguments
 from gnomon.models.llama_like import beginning, is_standard
-from gnomon.models.prefix import Packed, attends_fully, pack
+from gnomon.models.packed_attention import BLOCK, dense_mask, kernel_for, works
+from gnomon.models.prefix import Packed, pack, windows
 
 _RELATIVE = {torch.float32: 1e-5, torch.float64: 1e-8}
 """Of the largest hidden state, a layer."""
@@ -35,15 +36,14 @@ class Backbone:
     Padding is on the right and the model is causal. No position that is read depends on padding, so no mask is needed.
 
     Args:
-        model: A transformers model in eval mode. On a CPU its attention is replaced (`use_own_attention`).
+        model: A transformers model in eval mode. Its attention is replaced (`use_own_attention`).
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._edge = rotary_edge(model.config)
-        parameter = next(model.parameters())
-        if parameter.device.type == "cpu":
-            use_own_attention(self._model)
+        use_own_attention(self._model)
+        self._is_told = attends_by_branches(model) and _takes_more(model.get_decoder())
         self._is_tried = may_write_out(self._model) and _reproduces(self._model.get_decoder())
 
     def plain(self, tokens: Tensor) -> Tensor:
@@ -56,48 +56,53 @@ class Backbone:
     def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
         """Return rows that compute each prompt once, in this model's best form; None to keep the rows as they are.
 
-        With the fused forward pass all rows form one row, so nothing is computed for padding, and with the kernel what
-        all prompts begin with is computed once. Then rows without a shared prompt gain too, unless they are long.
+        With the fused forward pass, or FlexAttention, all rows form one row, so nothing is computed for padding, and with
+        the kernel in C what all prompts begin with is computed once. Then rows without a shared prompt gain too, unless
+        they are long where attention lays out a square.
 
         Args:
             tokens: Int[B S].
             prompt_lengths: Int[B].
             ends: Int[B], see `prefix.pack`.
         """
-        in_line = (self._is_written(), self.shares_beginnings())
-        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._rounded, *in_line)
+        in_line = (self._is_written() or self._is_flexible(), self.shares_beginnings())
+        found = pack(tokens.cpu(), prompt_lengths.cpu(), ends.cpu(), self._packed_length, *in_line)
         is_alone = found is not None and len(found.spans) == len(tokens)
         return None if is_alone and self._is_long(int(ends.max())) else found
 
     def packed(self, packed: Packed, device: torch.device) -> Tensor:
         """Return the hidden states Float[N L d] of packed rows.
 
-        The mask is 0 and -inf in the model's precision, one copy for all layers. From a boolean mask every layer would
-            make its
-        own copy and keep it for the backward pass.
+        A body that hands on what it does not name takes the branches. For others there is a mask of 0 and -inf in the
+        model's precision, one copy for all layers: from a boolean one every layer would make its own copy and keep it
+        for the backward pass.
         """
         body = self._model.get_decoder()
         if self._is_written():
             return body_states(body, packed.tokens, packed.positions, packed.branches)
-        mask = packed.mask.to(device)
-        added = torch.zeros(mask.shape, dtype=next(body.parameters()).dtype, device=device).masked_fill_(
-            ~mask, -torch.inf
-        )
-        is_told = attends_by_branches(self._model) and _takes_more(body)
+        dtype = next(body.parameters()).dtype
+        told: dict[str, Any] = {}
+        if self._is_told:
+            # A mask of four axes is handed on as it is, so none is made of the positions; ours does not look at it.
+            added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
+            told["branches"] = packed.branches.on(device, self._kernel(packed.branches.is_shared))
+        else:
+            mask = dense_mask(packed.branches, len(packed.tokens)).to(device)
+            added = torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(~mask, -torch.inf)
         arguments = {
             "position_ids": packed.positions.to(device),
             "attention_mask": added,
             "use_cache": False,
         }
         known = checked_arguments(body, accepted(body), arguments)
-        # Handed on to attention by a body that takes more than it names; ours knows it.
-        told = {"branches": packed.branches} if is_told else {}
         hidden: Tensor = body(input_ids=packed.tokens.to(device), **known, **told).last_hidden_state
+        if self._is_told and len(packed.branches.windows) < self._layers():
+            raise ModelError("a layer's attention was not told how packed rows branch")
         return hidden
 
     def lies_in_line(self, longest: int) -> bool:
         """Whether packed rows with at most ``longest`` tokens form one row."""
-        return self._is_written() and not self._is_long(longest)
+        return (self._is_written() and not self._is_long(longest)) or self._is_flexible()
 
     def shares_beginnings(self) -> bool:
         """Whether what all prompts of a packed row begin with is computed once."""
@@ -106,34 +111,73 @@ class Backbone:
     def can_share(self) -> bool:
         """Whether packed rows give the same hidden states as separate rows, found by a trial.
 
-        Models with attention windows, or with a state instead of attention, cannot be packed.
+        Models with a state instead of attention cannot be packed; those with attention windows only where each layer's
+        attention is told its own.
         """
         embedding = self._model.get_input_embeddings().weight
-        tokens, packed = _tried(len(embedding), self._rounded)
+        tokens, packed = _tried(len(embedding), self._packed_length)
+        seen = windows(self._model)
         # GPT-Neo has a mask of its own, no wider than its positions, and a packed row may be longer.
         has_own_mask = any(buffer.ndim == 4 for buffer in self._model.buffers())
-        if packed is None or has_own_mask or not attends_fully(self._model):
+        if packed is None or has_own_mask or seen is None:
             return False
+        if self._is_told and not self._agrees(tokens, packed):
+            self._is_told = False
+        is_told_windows = self._is_told and packed.branches.windows[: len(seen)] == seen
+        return is_told_windows if any(seen) else self._is_told or self._agrees(tokens, packed)
+
+    def _agrees(self, tokens: Tensor, packed: Packed) -> bool:
         with torch.no_grad():
-            own = self.plain(tokens.to(embedding.device))[:, : tokens.shape[1]]
+            own = self.plain(tokens.to(next(self._model.parameters()).device))[:, : tokens.shape[1]]
             try:
                 shared = self.packed(packed, own.device)
             except (ModelError, RuntimeError, ValueError, TypeError, IndexError):
                 return False
-        layers = int(self._model.config.get_text_config().num_hidden_layers)
-        return _is_close(shared[packed.rows, packed.columns], own, _PROMPT, layers)
+        return _is_close(shared[packed.rows, packed.columns], own, _PROMPT, self._layers())
+
+    def _layers(self) -> int:
+        return int(self._model.config.get_text_config().num_hidden_layers)
+
+    def _kernel(self, is_shared: bool) -> str:
+        """Return the kernel for packed rows; beside FlexAttention, rows that share nothing may have a faster one."""
+        if not self._is_flexible():
+            return "branches"
+        return "varlen" if not is_shared and works("varlen", *self._place()) else "flex"
+
+    def _is_flexible(self) -> bool:
+        """Whether packed rows lie in one row, whose blocks FlexAttention is told."""
+        device = next(self._model.parameters()).device
+        if not self._is_told or kernel_for(device) != "flex":
+            return False
+        return device.type == "cpu" or works("flex", *self._place())
+
+    def _place(self) -> tuple[torch.device, torch.dtype, tuple[int, int, int]]:
+        """Return where and in what precision the model computes, its heads of queries and of keys, and their size."""
+        weight, config = next(self._model.parameters()), self._model.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        stated = (vars(config).get("num_key_value_heads"), vars(config).get("head_dim"))
+        return weight.device, weight.dtype, (heads, stated[0] or heads, stated[1] or config.hidden_size // heads)
 
     def _rounded(self, count: int) -> int:
         rounded = round_up(count, next(self._model.parameters()))
         # Padding beyond it would give every row another rotary table.
         return self._edge if self._edge is not None and count <= self._edge < rounded else rounded
 
+    def _packed_length(self, count: int) -> int:
+        if not self._is_flexible():
+            return self._rounded(count)
+        # Whole blocks, and few different lengths: a kernel is compiled again for some of them.
+        multiple = max(BLOCK, 1 << count.bit_length() - 1 >> 5)
+        return -(-count // multiple) * multiple
+
     def _is_long(self, tokens: int) -> bool:
-        return tokens > _LONGEST and kernels_of(next(self._model.parameters())) is None
+        is_square = kernels_of(next(self._model.parameters())) is None and not self._is_flexible()
+        return tokens > _LONGEST and is_square
 
     def _is_written(self) -> bool:
         """Whether the model is as it was at the trial: not sharded, without adapters, without recomputed layers."""
-        return self._is_tried and may_write_out(self._model)
+        is_asked = kernel_for(next(self._model.parameters()).device) == "branches"
+        return self._is_tried and is_asked and may_write_out(self._model)
 
 
 def own_states(model: Any, tokens: Tensor) -> Tensor:

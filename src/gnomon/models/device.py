@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gnomon.core.errors import ConfigError
+from gnomon.models.packed_attention import kernel_for
 
 AUTO = "auto"
 _FORM = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -32,12 +33,13 @@ def resolve_device(asked: str = AUTO) -> torch.device:
     """Return the device for ``asked`` on this machine; "auto" is PyTorch's first GPU, or the CPU.
 
     Raises:
-        ConfigError: For any other form, or for a GPU that does not exist.
+        ConfigError: For any other form, or for a GPU that does not exist; or as `kernel_for` says.
 
     >>> resolve_device("cpu")
     device(type='cpu')
     """
     check_device(asked)
+    kernel_for(torch.device("cpu"))
     if asked == "cpu" or (asked == AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
     number = int(asked.partition(":")[2] or 0)
@@ -48,7 +50,7 @@ def resolve_device(asked: str = AUTO) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the run card's entry: name, memory, CUDA version and float32 precision of a GPU.
+    """Return the run card's entry: name, memory, CUDA version, kernel of shared prompts and float32 precision of a GPU.
 
     "highest" is IEEE float32. With "high" a GPU rounds factors to TF32, 10 bits of fraction: faster, but ratios of
     equal policies are then not one to 1e-6. gnomon keeps PyTorch's default, "highest". Speed comes from bfloat16
@@ -62,7 +64,7 @@ def describe_device(device: torch.device) -> str:
     found = torch.cuda.get_device_properties(device)
     return (
         f"{device} ({found.name}, {found.total_memory / _GIB:.0f} GiB, CUDA {torch.version.cuda}, "
-        f"float32 products: {torch.get_float32_matmul_precision()})"
+        f"shared prompts: {kernel_for(device)} attention, float32 products: {torch.get_float32_matmul_precision()})"
     )
 
 

@@ -7,7 +7,7 @@ costs one G-th.
     prompt  first response  second response
     p p p   a a             b b b            position: 0 1 2  3 4  3 4 5
 
-Attention that knows the branches (`prefix_attention`) has no further cost. Other attention runs over the whole packed
+Attention that knows the branches (`packed_attention`) has no further cost. Other attention runs over the whole packed
 row with a mask and multiplies responses with each other for nothing. Its cost grows with the square of the row's
 length, that of everything else linearly. `pieces` splits a group where the square costs more than computing the prompt
 again.
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 
-_ATTENTION_ONLY = {"full_attention"}
+_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,6 @@ class Packed:
     def branches(self) -> PrefixLayout:
         """The layout of branches, for attention that uses it."""
         return PrefixLayout(self.spans, self.tokens.numel(), self.stem)
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """The layout as Bool[N 1 L L], true where a token may look; padding sees itself."""
-        count, length = self.tokens.shape
-        mask = torch.eye(length, dtype=torch.bool).repeat(count, 1, 1)
-        for span in self.spans:
-            row, first = divmod(span.first, length)
-            prompt = slice(first, first + span.prompt)
-            mask[row, prompt, prompt] = _causal(span.prompt)
-            for start, own in span.responses:
-                response = slice(start - row * length, start - row * length + own)
-                mask[row, response, prompt] = True
-                mask[row, response, response] = _causal(own)
-        return mask[:, None]
 
     def index(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return flat packed indices of original positions, Int[M] each, on their device."""
@@ -221,12 +206,19 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
     return best
 
 
+def windows(model: Any) -> list[int | None] | None:
+    """Return each layer's attention window according to the config, None without one; None if a layer has a state."""
+    config = model.config.get_text_config()
+    has_window = vars(config).get("use_sliding_window", True)
+    window = vars(config).get("sliding_window") if has_window else None
+    layers = vars(config).get("layer_types") or [_KINDS[window is not None]] * int(config.num_hidden_layers)
+    return [window if kind == _KINDS[1] else None for kind in layers] if set(layers) <= set(_KINDS) else None
+
+
 def attends_fully(model: Any) -> bool:
     """Whether every layer attends to all positions according to the config: no window, no recurrent state."""
-    config = model.config.get_text_config()
-    layers = vars(config).get("layer_types") or ["full_attention"]
-    has_window = vars(config).get("sliding_window") is not None and vars(config).get("use_sliding_window", True)
-    return set(layers) <= _ATTENTION_ONLY and not (has_window and "layer_types" not in vars(config))
+    found = windows(model)
+    return found is not None and not any(found)
 
 
 def _together(tokens: Tensor, prompt_lengths: Tensor) -> dict[tuple[int, ...], list[int]]:
@@ -249,7 +241,3 @@ def _spread(
         rows[emptiest].append(position)
         lengths[emptiest] += responses[position]
     return rows, lengths
-
-
-def _causal(length: int) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool).tril()

@@ -1,16 +1,15 @@
 """Shared-prefix attention over packed rows: each response attends to its prompt and to itself.
 
 A dense mask over the packed row multiplies every response with every other and discards the product, and SDPA's
-    backward
-pass on a CPU at these sizes runs at a tenth of a matrix product's speed. Here each response's queries meet the keys of
-    its
-prompt and its own keys, side by side:
+backward pass on a CPU at these sizes runs at a tenth of a matrix product's speed. Here each response's queries meet the
+keys of its prompt and its own keys, side by side:
 
     keys of a response:  p p p p | r r r        queries: r r r
 
 The C kernel takes a prompt and its responses one after another, and a beginning that all prompts have as a part of each
-(`PrefixLayout.stem`). Without the kernel, responses of similar length form a
-padded block, and the backward pass is a few matrix products. Scores are float32 in both directions, as in SDPA.
+(`PrefixLayout.stem`). Without the kernel, on any device, responses of similar length form a padded block, and the
+backward pass is a few matrix products. Scores are float32 in both directions, as in SDPA. With a window of w a query
+sees only keys whose position is less than w before its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from torch.nn import functional
 
 from gnomon.models.cpu.kernels import BranchTable, Kernels, kernels_of
 
+_CPU = torch.device("cpu")
 _LEAST = 32
 _MOST_SCORES = 1 << 23
 """Scores that exist at one time in a backward pass (32 MiB of float32); one response alone may have twice as many."""
@@ -73,12 +73,51 @@ class PrefixLayout:
         spans: Each prompt with its responses.
         positions: Of the packed rows; those outside of all spans and the stem are padding.
         stem: Every prompt begins with positions [0, stem), which are in no span; for the kernel alone.
+        device: Where the indices and masks are that it returns.
+        kernel: What computes attention over it; see `packed_attention`.
+        windows: The attention window of each call so far, None without one.
     """
 
     spans: Sequence[Span]
     positions: int
     stem: int = 0
+    device: torch.device = _CPU
+    kernel: str = "branches"
+    windows: list[int | None] = field(default_factory=list, compare=False)
     _known: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def on(self, device: torch.device, kernel: str = "branches") -> "PrefixLayout":
+        """Return the same layout for tensors on ``device`` and for this kernel."""
+        is_same = (device, kernel) == (self.device, self.kernel)
+        return self if is_same else replace(self, device=device, kernel=kernel, _known={})
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a prompt has several responses; otherwise every span is one causal row."""
+        return any(len(span.responses) > 1 for span in self.spans)
+
+    def sight(self, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what each position sees: itself and back to ``own``, and its prompt from ``low`` to before ``end``.
+
+        Args:
+            window: Keys whose position in their sequence is at least this far before the query's are not seen.
+
+        Returns:
+            Three times Int64[positions] on the CPU: own, low, end. Prompts and padding have low = end.
+        """
+        own = torch.arange(self.positions)
+        low, end = own.clone(), own.clone()
+        for span in self.spans:
+            own[span.first : span.first + span.prompt] = span.first
+            for start, length in span.responses:
+                own[start : start + length] = start
+                low[start : start + length] = span.first
+                end[start : start + length] = span.first + span.prompt
+        if window is not None:
+            places = torch.arange(self.positions)
+            low = torch.maximum(low, torch.minimum(end, end + places - own - window + 1))
+            own = torch.maximum(own, places - window + 1)
+        return own, low, end
 
     @cached_property
     def table(self) -> BranchTable:
@@ -107,9 +146,23 @@ class PrefixLayout:
         blocks += [_block(members, spans, size, prefix) for size, members in sorted(grouped.items())]
         return tuple(blocks)
 
-    def bias(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
+    def bias(self, number: int, repeats: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
         """Return the bias of a block for ``repeats`` query heads that share a key, [G 1 repeats * n K]."""
-        return self._once((number, repeats, dtype), lambda: self.blocks[number].bias.to(dtype).repeat(1, 1, repeats, 1))
+        key = (number, repeats, dtype, window)
+        return self._once(key, lambda: self._windowed(number, window).to(dtype).repeat(1, 1, repeats, 1))
+
+    def _windowed(self, number: int, window: int | None) -> Tensor:
+        block = self.blocks[number]
+        if window is None:
+            return block.bias
+        before = torch.tensor([self.spans[row].prompt for row in block.rows.tolist()]) * bool(block.prefix)
+        own = before[:, None] + torch.arange(block.queries.shape[1])
+        keys = torch.cat([torch.arange(block.prefix).expand(len(own), -1), own], 1)
+        return block.bias.masked_fill((own[:, :, None] - keys[:, None] >= window)[:, None], -torch.inf)
+
+    def rows(self, number: int) -> Tensor:
+        """Return the span of each item of a block, Int[G]."""
+        return self._once(("rows", number), lambda: self.blocks[number].rows)
 
     def taking(self, number: int, columns: "Columns", heads: "Heads") -> Tensor:
         """Return the indices into rows [P * total, d] that give a block's [G n d] of these heads."""
@@ -138,10 +191,14 @@ class PrefixLayout:
                 first += places.numel()
         return torch.where(homes < 0, first, homes).flatten()
 
-    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returned the first time for this key."""
         if key not in self._known:
             self._known[key] = make()
-        found: Tensor = self._known[key]
+        return self._known[key]
+
+    def _once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        found: Tensor = self.once(key, lambda: make().to(self.device))
         return found
 
 
@@ -160,7 +217,9 @@ def rounded(length: int) -> int:
     return size
 
 
-def branched_attention(made: Tensor, heads: int, branches: PrefixLayout, scale: float) -> Tensor:
+def branched_attention(
+    made: Tensor, heads: int, branches: PrefixLayout, scale: float, window: int | None = None
+) -> Tensor:
     """Return the attention's output for each position of packed rows, Float[P H d]; padding gets zeros.
 
     Sums are those of SDPA with a dense mask in another order: equal up to rounding.
@@ -170,12 +229,13 @@ def branched_attention(made: Tensor, heads: int, branches: PrefixLayout, scale: 
         heads: The layout of the heads.
         branches: The layout of prompts and responses.
         scale: Of the scores.
+        window: Positions that a query sees, itself included; None for all.
     """
-    kernels = kernels_of(made)
+    kernels = kernels_of(made) if window is None else None
     if kernels is not None:
         result: Tensor = _Native.apply(made, heads, branches, scale, kernels)  # type: ignore[no-untyped-call]
     else:
-        result = _Branched.apply(made, heads, branches, scale)  # type: ignore[no-untyped-call]
+        result = _Branched.apply(made, heads, branches, scale, window)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -227,15 +287,17 @@ class _Native(torch.autograd.Function):
 
 class _Branched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, queries: int, branches: PrefixLayout, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, made: Tensor, queries: int, branches: PrefixLayout, scale: float, window: int | None
+    ) -> Tensor:
         heads = Heads(made.shape[1], queries)
         found = []
         for number in range(len(branches.blocks)):
-            bias = branches.bias(number, queries // heads.shared, made.dtype)
+            bias = branches.bias(number, queries // heads.shared, made.dtype, window)
             given = _block_of(made, number, branches, heads)
             found.append(functional.scaled_dot_product_attention(*given, attn_mask=bias, scale=scale).flatten(0, 2))
         ctx.save_for_backward(made)
-        ctx.heads, ctx.branches, ctx.scale = heads, branches, scale
+        ctx.heads, ctx.branches, ctx.scale, ctx.window = heads, branches, scale, window
         return _brought_home(found, branches.homes(heads.parts[:1], queries)).view(len(made), queries, -1)
 
     @staticmethod
@@ -252,16 +314,16 @@ class _Branched(torch.autograd.Function):
             given = _block_of(made, number, branches, heads)
             # A query of padding sees its own place alone, so whatever comes back to it reaches nobody.
             out = to_out.index_select(0, branches.taking(number, heads.parts[0], alone)).view(*given[0].shape[:3], -1)
-            bias = branches.bias(number, heads.queries // heads.shared, torch.float32)
+            bias = branches.bias(number, heads.queries // heads.shared, torch.float32, ctx.window)
             d_query, *d_keys = _gradients((*given, out), bias, ctx.scale)
             if number == 0:
                 of_prompts = [d_key.float() for d_key in d_keys]
             else:
                 for of_prompt, d_key in zip(of_prompts, d_keys, strict=True):
-                    of_prompt.index_add_(0, block.rows, d_key[:, :, : block.prefix].float())
+                    of_prompt.index_add_(0, branches.rows(number), d_key[:, :, : block.prefix].float())
             found += [each.flatten(0, 2) for each in (d_query, *d_keys)]
         found[1:3] = [of_prompt.to(made.dtype).flatten(0, 2) for of_prompt in of_prompts]
-        return _brought_home(found, branches.homes(heads.parts, heads.total)).view_as(made), None, None, None
+        return _brought_home(found, branches.homes(heads.parts, heads.total)).view_as(made), None, None, None, None
 
 
 def _block_of(made: Tensor, number: int, branches: PrefixLayout, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:

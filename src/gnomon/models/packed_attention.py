@@ -1,0 +1,247 @@
+"""Attention over packed rows on any device: which kernel, chosen here alone, and what it is told of prompts and answers.
+
+| kernel | scores that it computes | where |
+|---|---|---|
+| branches | those needed (C), or answers padded to similar lengths | any device; C on a CPU |
+| flex | blocks of 128 queries by 128 keys in which a pair is visible | a GPU with Triton |
+| varlen | of rows that share no prompt, those needed up to the kernel's tiles | a GPU, half precision |
+| dense | the whole square of each packed row, with a mask | any device; the reference |
+
+With flex and varlen all rows of a micro-batch lie one behind another, and nothing is padded. FlexAttention is told
+which blocks hold a visible pair and which are visible whole; both are counted from the interval that each position sees
+(`PrefixLayout.sight`), so no mask of all pairs is ever made. A kernel other than "branches" is tried before its first
+use, forward and backward, against SDPA with a dense mask.
+"""
+
+import importlib.util
+import inspect
+import os
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.core.errors import ConfigError
+from gnomon.models.cpu.prefix_attention import PrefixLayout, Span, branched_attention
+
+VARIABLE = "GNOMON_ATTENTION"
+KERNELS = ("branches", "flex", "dense")
+BLOCK = 128
+"""Queries and keys of a block of FlexAttention, which its kernels' tiles divide."""
+_HALF = (torch.bfloat16, torch.float16)
+_MOST_PAIRS = 1 << 24
+"""Of positions and blocks that are looked at together: 64 MiB."""
+_TRIED = (Span(0, 150, [(150, 40), (190, 200)]), Span(390, 7, [(397, 130)]))
+_TRIED_POSITIONS = 530
+_TRIED_WINDOW = 60
+_OFF = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 2e-3, torch.float64: 1e-6}
+"""Of the reference's length, what a kernel may differ by; a wrong mask is 0.1 and more."""
+
+
+def kernel_for(device: torch.device) -> str:
+    """Return the kernel for packed rows with shared prompts on ``device``, as the run card and `plan` name it.
+
+    Raises:
+        ConfigError: GNOMON_ATTENTION, which overrides the choice, names no kernel.
+
+    >>> kernel_for(torch.device("cpu"))
+    'branches'
+    """
+    asked = os.environ.get(VARIABLE, "auto")
+    if asked not in ("auto", *KERNELS):
+        raise ConfigError(f"{VARIABLE} must be 'auto' or one of {', '.join(KERNELS)}, got '{asked}'")
+    if asked != "auto":
+        return asked
+    return "flex" if device.type == "cuda" and importlib.util.find_spec("triton") is not None else "branches"
+
+
+@cache
+def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> bool:
+    """Whether a kernel gives the reference's numbers on ``device``, found by a trial; a warning says why not.
+
+    Args:
+        heads: Heads of queries, of keys, and their size.
+    """
+    if kernel == "varlen" and (device.type != "cuda" or dtype not in _HALF or not has_varlen()):
+        return False
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            off = max(distance(kernel, device, dtype, heads, window) for window in (None, _TRIED_WINDOW))
+        why = f"it is {off:.2g} from the reference" if not off <= _OFF[dtype] else ""
+    except Exception as error:  # whatever a compiler or a driver raises
+        why = f"{type(error).__name__}: {error}"[:300]
+    if why:
+        warnings.warn(
+            f"{kernel} attention is not used on {device}: {why}. Slower kernels take its place ({VARIABLE})",
+            stacklevel=2,
+        )
+    return not why
+
+
+def distance(
+    kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], window: int | None = None
+) -> float:
+    """Return how far a kernel is from SDPA with a dense mask in float32: result and gradients, of their length.
+
+    Args:
+        heads: Heads of queries, of keys, and their size.
+    """
+    spans = _TRIED if kernel != "varlen" else _TRIED[1:]
+    layout = PrefixLayout([*spans], _TRIED_POSITIONS)
+    generator = torch.Generator().manual_seed(0)
+    counts = (heads[0], heads[1], heads[1], heads[0])
+    drawn = [torch.randn(1, count, _TRIED_POSITIONS, heads[2], generator=generator).to(dtype) for count in counts]
+    # Padding gives zeros in one kernel and itself in another.
+    inside = torch.zeros(_TRIED_POSITIONS)
+    for span in spans:
+        inside[span.first : span.first + span.prompt + sum(length for _, length in span.responses)] = 1
+    weight = drawn[3].float().transpose(1, 2) * inside[:, None, None]
+    found = []
+    for way, where, precision in (("dense", torch.device("cpu"), torch.float32), (kernel, device, dtype)):
+        leaves = [each.to(where, precision).requires_grad_() for each in drawn[:3]]
+        out = attend_packed(*leaves, layout.on(where, way), heads[2] ** -0.5, window)
+        (out * weight.to(where, precision)).sum().backward()
+        found.append([out.detach().cpu().float() * inside[:, None, None], *(each.grad.cpu().float() for each in leaves)])
+    return max(float((ours - exact).norm() / exact.norm()) for exact, ours in zip(*found, strict=True))
+
+
+def attend_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PrefixLayout,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Return the attention's output Float[N L H d] over N packed rows; padding gets any finite number.
+
+    Args:
+        query: Float[N H L d].
+        key: Float[N K L d], each shared by H / K query heads.
+        value: Float[N K L d].
+        layout: Of these N L positions, on their device; its kernel is one of the table above, and flex and varlen
+            take one row.
+        scale: Of the scores.
+        window: Positions that a query sees, itself included; None for all.
+    """
+    if layout.kernel == "flex":
+        return _flex(query, key, value, layout, scale, window)
+    if layout.kernel == "varlen":
+        return _varlen(query, key, value, layout, scale, window)
+    rows, heads, length, size = query.shape
+    if layout.kernel == "dense":
+        mask = layout.once(("dense", window), lambda: dense_mask(layout, rows, window).to(query.device))
+        wide = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
+        return functional.scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=scale).transpose(1, 2)
+    made = torch.cat([each.transpose(1, 2) for each in (query, key, value)], dim=2).flatten(0, 1)
+    return branched_attention(made, heads, layout, scale, window).view(rows, length, heads, size)
+
+
+def dense_mask(layout: PrefixLayout, rows: int, window: int | None = None) -> Tensor:
+    """Return the layout as Bool[rows 1 L L] on the CPU, true where a position may look; padding sees itself."""
+    own, low, end = (each.view(rows, 1, -1, 1) for each in layout.sight(window))
+    here = torch.arange(layout.positions).view(rows, 1, -1)
+    keys, queries = here[:, :, None], here[..., None]
+    return ((own <= keys) & (keys <= queries)) | ((low <= keys) & (keys < end))
+
+
+def visible_pairs(layout: PrefixLayout, window: int | None = None, size: int = BLOCK) -> Tensor:
+    """Return the visible pairs in each block of ``size`` queries by ``size`` keys, Int[n n]; their sum is needed.
+
+    Computed on the layout's device: a loop over blocks would take as long as a small model's attention.
+    """
+    missing = -layout.positions % size
+    sight = (functional.pad(each, (0, missing)).int() for each in layout.sight(window))
+    own, low, end = (each.to(layout.device) for each in sight)
+    first = torch.arange(0, layout.positions, size, device=layout.device, dtype=torch.int32)
+    beyond = torch.arange(1, len(own) + 1, device=layout.device, dtype=torch.int32)
+    beyond[layout.positions :] = 0
+    many = max(1, _MOST_PAIRS // (size * len(first))) * size
+    found = []
+    for part in zip(*(each.split(many) for each in (own, beyond, low, end)), strict=True):
+        seen = _overlap(*part[:2], first, size).add_(_overlap(*part[2:], first, size))
+        found.append(seen.view(-1, size, len(first)).sum(1))
+    return torch.cat(found)
+
+
+def _overlap(begin: Tensor, stop: Tensor, first: Tensor, size: int) -> Tensor:
+    low = torch.maximum(begin[:, None], first)
+    return torch.minimum(stop[:, None], first + size).sub_(low).clamp_(min=0)
+
+
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float, window: int | None
+) -> Tensor:
+    mask = layout.once(("flex", window), lambda: block_mask(layout, window))
+    is_grouped = query.shape[1] != key.shape[1]
+    out = _flexible(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=is_grouped)
+    found: Tensor = out.transpose(1, 2)
+    return found
+
+
+def block_mask(layout: PrefixLayout, window: int | None = None) -> Any:
+    """Return FlexAttention's mask of one packed row on the layout's device."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    own, low, end = (each.to(layout.device, torch.int32) for each in layout.sight(window))
+    pairs = visible_pairs(layout, window)
+    # The last blocks may be cut off; they are never visible whole, which costs nothing but a look at the mask.
+    is_whole = pairs == BLOCK * BLOCK
+    partly, whole = (_ordered(each) for each in ((pairs > 0) & ~is_whole, is_whole))
+
+    def sees(batch: Tensor, head: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        is_own = (own[queries] <= keys) & (keys <= queries)
+        return is_own | ((low[queries] <= keys) & (keys < end[queries]))
+
+    return BlockMask.from_kv_blocks(
+        *partly, *whole, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(layout.positions, layout.positions)
+    )
+
+
+def _ordered(is_there: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of each row of Bool[n n] are there, and all of them, those first: Int32[1 1 n (n)]."""
+    order = is_there.int().argsort(dim=1, descending=True, stable=True)
+    return is_there.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+@cache
+def _flexible(kind: str) -> Any:
+    """Return FlexAttention, compiled on a GPU; elsewhere as plain operations that make all scores, for tests."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if kind == "cuda" else flex_attention
+
+
+@cache
+def has_varlen() -> bool:
+    """Whether this torch has variable-length attention with grouped heads and windows."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    edges, longest = layout.once("varlen", lambda: row_edges(layout))
+    flat = (each[0].transpose(0, 1) for each in (query, key, value))
+    seen = (-1 if window is None else window - 1, 0)
+    is_grouped = query.shape[1] != key.shape[1]
+    out: Any = varlen_attn(
+        *flat, edges, edges, longest, longest, scale=scale, window_size=seen, enable_gqa=is_grouped
+    )
+    return out[None]
+
+
+def row_edges(layout: PrefixLayout) -> tuple[Tensor, int]:
+    """Return where rows that share no prompt begin and end, Int32[rows + 1], and the longest; padding is one more."""
+    ends = [span.first + span.prompt + sum(length for _, length in span.responses) for span in layout.spans]
+    edges = torch.tensor([0, *ends, *[layout.positions] * (ends[-1] < layout.positions)])
+    return edges.to(layout.device, torch.int32), int(edges.diff().max())
