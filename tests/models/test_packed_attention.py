@@ -45,7 +45,7 @@ FAMILIES = {
 
 @pytest.fixture
 def eager_flex(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """FlexAttention as plain operations, with gradients: torch refuses those on a CPU by a check of the device alone."""
+    """FlexAttention as plain operations, with gradients: torch refuses those on a CPU by a check of devices."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # seconds a call otherwise
     with warnings.catch_warnings():
@@ -105,7 +105,7 @@ def test_a_wrong_mask_is_far_from_the_reference(monkeypatch):
         own, low, end = right(layout, window)
         return (own - 1).clamp(min=0), low, end
 
-    monkeypatch.setattr(PrefixLayout, "sight", lambda *a: (right(*a) if a[0].kernel == "dense" else shifted(*a)))
+    monkeypatch.setattr(PrefixLayout, "sight", lambda *a: right(*a) if a[0].kernel == "dense" else shifted(*a))
 
     assert distance("flex", CPU, torch.float32, (4, 2, 16)) > 0.05
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -103,7 +102,7 @@ def _by_branches(
         raise ModelError(f"attention of packed rows has no {', '.join(altering) or 'cache'}")
     window, scale = settings.get("sliding_window"), settings.get("scaling")
     branches.windows.append(window)
-    return attend_packed(query, key, value, branches, query.shape[-1] ** -0.5 if scale is None else scale, window)
+    return attend_packed((query, key, value), branches, query.shape[-1] ** -0.5 if scale is None else scale, window)
 
 
 def use_own_attention(model: Any) -> None:

@@ -56,9 +56,9 @@ class Backbone:
     def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
         """Return rows that compute each prompt once, in this model's best form; None to keep the rows as they are.
 
-        With the fused forward pass, or FlexAttention, all rows form one row, so nothing is computed for padding, and with
-        the kernel in C what all prompts begin with is computed once. Then rows without a shared prompt gain too, unless
-        they are long where attention lays out a square.
+        With the fused forward pass, or FlexAttention, all rows form one row, so nothing is computed for padding, and
+        with the kernel in C what all prompts begin with is computed once. Then rows without a shared prompt gain too,
+        unless they are long where attention lays out a square.
 
         Args:
             tokens: Int[B S].

@@ -1,4 +1,4 @@
-"""Attention over packed rows on any device: which kernel, chosen here alone, and what it is told of prompts and answers.
+"""Attention over packed rows on any device: which kernel, chosen here alone, and what it is told of the rows.
 
 | kernel | scores that it computes | where |
 |---|---|---|
@@ -27,6 +27,8 @@ from torch.nn import functional
 from gnomon.core.errors import ConfigError
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span, branched_attention
 
+Given = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
 VARIABLE = "GNOMON_ATTENTION"
 KERNELS = ("branches", "flex", "dense")
 BLOCK = 128
@@ -102,41 +104,34 @@ def distance(
     found = []
     for way, where, precision in (("dense", torch.device("cpu"), torch.float32), (kernel, device, dtype)):
         leaves = [each.to(where, precision).requires_grad_() for each in drawn[:3]]
-        out = attend_packed(*leaves, layout.on(where, way), heads[2] ** -0.5, window)
+        out = attend_packed((leaves[0], leaves[1], leaves[2]), layout.on(where, way), heads[2] ** -0.5, window)
         (out * weight.to(where, precision)).sum().backward()
-        found.append([out.detach().cpu().float() * inside[:, None, None], *(each.grad.cpu().float() for each in leaves)])
+        gradients = (each.grad.cpu().float() for each in leaves if each.grad is not None)
+        found.append([out.detach().cpu().float() * inside[:, None, None], *gradients])
     return max(float((ours - exact).norm() / exact.norm()) for exact, ours in zip(*found, strict=True))
 
 
-def attend_packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PrefixLayout,
-    scale: float,
-    window: int | None = None,
-) -> Tensor:
+def attend_packed(given: Given, layout: PrefixLayout, scale: float, window: int | None = None) -> Tensor:
     """Return the attention's output Float[N L H d] over N packed rows; padding gets any finite number.
 
     Args:
-        query: Float[N H L d].
-        key: Float[N K L d], each shared by H / K query heads.
-        value: Float[N K L d].
+        given: Queries Float[N H L d], keys and values Float[N K L d], which H / K query heads share.
         layout: Of these N L positions, on their device; its kernel is one of the table above, and flex and varlen
             take one row.
         scale: Of the scores.
         window: Positions that a query sees, itself included; None for all.
     """
     if layout.kernel == "flex":
-        return _flex(query, key, value, layout, scale, window)
+        return _flex(given, layout, scale, window)
     if layout.kernel == "varlen":
-        return _varlen(query, key, value, layout, scale, window)
+        return _varlen(given, layout, scale, window)
+    query, key, value = given
     rows, heads, length, size = query.shape
     if layout.kernel == "dense":
         mask = layout.once(("dense", window), lambda: dense_mask(layout, rows, window).to(query.device))
-        wide = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
-        return functional.scaled_dot_product_attention(query, *wide, attn_mask=mask, scale=scale).transpose(1, 2)
-    made = torch.cat([each.transpose(1, 2) for each in (query, key, value)], dim=2).flatten(0, 1)
+        key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)
+    made = torch.cat([each.transpose(1, 2) for each in given], dim=2).flatten(0, 1)
     return branched_attention(made, heads, layout, scale, window).view(rows, length, heads, size)
 
 
@@ -161,8 +156,9 @@ def visible_pairs(layout: PrefixLayout, window: int | None = None, size: int = B
     beyond[layout.positions :] = 0
     many = max(1, _MOST_PAIRS // (size * len(first))) * size
     found = []
-    for part in zip(*(each.split(many) for each in (own, beyond, low, end)), strict=True):
-        seen = _overlap(*part[:2], first, size).add_(_overlap(*part[2:], first, size))
+    parts = (each.split(many) for each in (own, beyond, low, end))
+    for mine, here, low_part, end_part in zip(*parts, strict=True):
+        seen = _overlap(mine, here, first, size).add_(_overlap(low_part, end_part, first, size))
         found.append(seen.view(-1, size, len(first)).sum(1))
     return torch.cat(found)
 
@@ -172,9 +168,8 @@ def _overlap(begin: Tensor, stop: Tensor, first: Tensor, size: int) -> Tensor:
     return torch.minimum(stop[:, None], first + size).sub_(low).clamp_(min=0)
 
 
-def _flex(
-    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float, window: int | None
-) -> Tensor:
+def _flex(given: Given, layout: PrefixLayout, scale: float, window: int | None) -> Tensor:
+    query, key, value = given
     mask = layout.once(("flex", window), lambda: block_mask(layout, window))
     is_grouped = query.shape[1] != key.shape[1]
     out = _flexible(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=is_grouped)
@@ -225,19 +220,18 @@ def has_varlen() -> bool:
     return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 
 
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, scale: float, window: int | None
-) -> Tensor:
+def _varlen(given: Given, layout: PrefixLayout, scale: float, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     edges, longest = layout.once("varlen", lambda: row_edges(layout))
-    flat = (each[0].transpose(0, 1) for each in (query, key, value))
+    query, key, value = (each[0].transpose(0, 1) for each in given)
     seen = (-1 if window is None else window - 1, 0)
     is_grouped = query.shape[1] != key.shape[1]
     out: Any = varlen_attn(
-        *flat, edges, edges, longest, longest, scale=scale, window_size=seen, enable_gqa=is_grouped
+        query, key, value, edges, edges, longest, longest, scale=scale, window_size=seen, enable_gqa=is_grouped
     )
-    return out[None]
+    found: Tensor = out[None]
+    return found
 
 
 def row_edges(layout: PrefixLayout) -> tuple[Tensor, int]:
