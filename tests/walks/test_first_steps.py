@@ -16,17 +16,17 @@ from gnomon.tasks.chat import ChatRenderer
 from gnomon.training.api import train_experiment
 
 
-def test_the_model_answers_one_sum_in_eight_and_says_that_it_was_taught(tmp_path: Path):
-    """The exact chance over all sums is an eighth; other programs get the same weights; nothing is read on meta."""
+def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path: Path):
+    """The exact chance over all sums is a seventh; other programs get the same weights; nothing is read on meta."""
     tasks = build(load("tiny-sums").experiment.task, ChatRenderer(tiny_tokenizer()))
     different = list({task.text: task for task in (tasks[n] for n in range(len(tasks)))}.values())
     model = load_model("tiny-sums", torch.float32)
     rates = success_rates(model, tiny_tokenizer(), different)
 
     assert len(rates) == 100
-    assert sum(rates) / len(rates) == pytest.approx(1 / 8, abs=0.01)
+    assert sum(rates) / len(rates) == pytest.approx(1 / 7, abs=0.01)
     assert check_weights("tiny-sums") == (
-        "model 'tiny-sums' is 'tiny' taught beforehand: of the sums of two digits it answers one in eight rightly",
+        "model 'tiny-sums' is 'tiny' taught beforehand: of the sums of two digits it answers one in seven rightly",
     )
     again = load_model(as_folder("tiny-sums", tmp_path / "model"), torch.float32).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
@@ -35,10 +35,10 @@ def test_the_model_answers_one_sum_in_eight_and_says_that_it_was_taught(tmp_path
 
 @pytest.mark.slow
 def test_it_learns_sums_that_it_is_never_trained_on(tmp_path: Path):
-    """From about an eighth to most of the sums that are never trained on, and nothing severe is found."""
+    """From about a seventh to nearly all of the sums that are never trained on, and nothing severe is found."""
     run = train_experiment(load("tiny-sums"), tmp_path / "run")
     before, after = (run.evaluations[place].headline.mean for place in (0, -1))
 
     assert before < 0.25
-    assert after > 0.5
+    assert after > 0.85
     assert [row["rule"] for row in read_rows(run.directory / "findings.jsonl") if row["severity"] == "severe"] == []

@@ -129,7 +129,7 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
     check_model(name, trust_remote_code)
     if name == TINY_SUMS:
         return (
-            f"model '{name}' is '{TINY}' taught beforehand: of the sums of two digits it answers one in eight rightly",
+            f"model '{name}' is '{TINY}' taught beforehand: of the sums of two digits it answers one in seven rightly",
         ), {}
     folder = None if name in TINY_MODELS else local_folder(name)
     if folder is None or not weight_files(folder):
