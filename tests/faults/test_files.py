@@ -25,7 +25,7 @@ from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.manifest import find_damage
 from gnomon.records.rollouts import read_rollouts
 from gnomon.records.run_card import questions_of, run_card, write_card
-from gnomon.records.tensor_files import read_states
+from gnomon.records.states import read_states
 from gnomon.rollouts.curriculum.tracker import read_rates, read_values
 from gnomon.tasks.tables import TableTask
 from gnomon.training.evaluate import read_evaluations

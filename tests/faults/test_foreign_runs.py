@@ -33,7 +33,7 @@ from gnomon.records.manifest import write_manifest
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import end_of, questions_of
 from gnomon.records.run_lock import lock_owner
-from gnomon.records.tensor_files import read_states
+from gnomon.records.states import read_states
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.training.eval_spec import EvalSpec, EvalTarget
 from gnomon.training.evaluate import read_evaluations

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from gnomon.algorithms import GRPO, P3O, PRESETS, Algorithm
 from gnomon.core import failpoints
 from gnomon.core.errors import CheckpointError, LearnerError, NotFiniteError
+from gnomon.core.tensor_files import SHARE, StoredTensor
 from gnomon.core.types import Batch, Snapshot, State
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.worker_group import LocalWorkerGroup
 from gnomon.models.load import load_model
+from gnomon.records.checkpoints import Checkpoints, load
 
 VAPO = PRESETS["vapo"]
 NEEDS = frozenset({"proximal", "reference", "values"})
@@ -141,6 +145,69 @@ def test_a_step_is_undone_from_each_process_s_own_share(distributed: Distributed
     assert is_identical(again.tensors, before.tensors)
     walk(distributed, VAPO, steps[1:], 1)
     assert is_identical(distributed.state().tensors, first)
+
+
+def saved(learner: Any, folder: Path, step: int = 1, meanwhile: Callable[[], Any] = lambda: None) -> Path:
+    """Write a checkpoint of what ``learner`` is now, after ``meanwhile``."""
+    state = learner.lend()
+    meanwhile()
+    return Checkpoints(folder, keep_last=9).save(step, {"learner": state}, lambda folder: None)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_each_process_writes_its_share_while_the_run_goes_on(
+    distributed: DistributedLearner, single: TorchLearner, batches, tmp_path: Path
+):
+    """Saved while two steps are made, it is the state of before, bit for bit, in one process and in two again.
+
+    torch's own reader of distributed checkpoints finds the same numbers.
+    """
+    steps = batches(3)
+    walk(distributed, VAPO, steps[:1])
+    before = distributed.state()
+    path = saved(distributed, tmp_path, meanwhile=lambda: walk(distributed, VAPO, steps[1:], 1))
+    shares = path / "state" / "learner"
+
+    assert sorted(p.name for p in shares.iterdir()) == [SHARE.format(1), SHARE.format(2)]
+    assert max(p.stat().st_size for p in shares.iterdir()) < 0.6 * sum(t.nbytes for t in before.tensors.values())
+    state = load(path)["learner"]
+    assert state.values == before.values
+    assert all(state.tensors[name].shape == tensor.shape for name, tensor in before.tensors.items())
+    assert is_identical({name: tensor[...] for name, tensor in state.tensors.items()}, before.tensors)
+    single.restore(state)
+    assert is_identical(single.state().tensors, before.tensors)
+    assert moved(distributed.state().tensors, before.tensors) > 1e-4
+    distributed.restore(state)
+    assert is_identical(distributed.state().tensors, before.tensors)
+    found = {name: torch.empty_like(tensor) for name, tensor in before.tensors.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(shares)), no_dist=True)
+    assert is_identical(found, dict(before.tensors))
+
+
+def test_what_one_process_wrote_is_read_as_far_as_it_is_a_share(
+    distributed: DistributedLearner, single: TorchLearner, batches, tmp_path: Path
+):
+    """A checkpoint of one process, the older ones' form too, is gone on from by two; no process is sent a tensor."""
+    walk(single, VAPO, batches(1))
+    state = load(saved(single, tmp_path), lazily=("learner",))["learner"]
+
+    distributed.restore(state)
+
+    assert {type(tensor) for tensor in state.tensors.values()} == {StoredTensor}
+    assert is_identical(distributed.state().tensors, single.state().tensors)
+    distributed.restore(load(tmp_path / "step-1")["learner"])
+    assert is_identical(distributed.state().tensors, single.state().tensors)
+
+
+def test_a_share_that_cannot_be_written_is_said_and_the_next_one_is(distributed: DistributedLearner, tmp_path: Path):
+    """A folder that is gone: the writer raises what the process met, which lives on."""
+    state = distributed.lend()
+    assert state.shares is not None
+
+    with pytest.raises(LearnerError, match=r"FileNotFoundError.*nowhere"):
+        state.shares.write(tmp_path / "nowhere")
+
+    assert load(saved(distributed, tmp_path))["learner"].values == distributed.state().values
 
 
 def test_the_same_steps_are_the_same_bits(started, batches):

@@ -22,7 +22,7 @@ from gnomon.core import failpoints
 from gnomon.core.errors import ConfigError, RunDirectoryError, Stopped
 from gnomon.core.types import Grade, Group, Rollout, State, Task
 from gnomon.records.reading import RunRecord
-from gnomon.records.tensor_files import read_states
+from gnomon.records.states import read_states
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum

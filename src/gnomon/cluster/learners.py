@@ -120,17 +120,22 @@ class RayWorkerGroup:
 
         Otherwise the rendezvous is a port of rank 0 at ``address``, which requires no key.
         """
-        probe, wanted = self.scratch / _PROBE, secrets.token_hex(16)
-        probe.write_text(wanted, encoding="ascii")
-        try:
-            asked = [(member, member.actor.sees.remote(str(probe), wanted)) for member in self.members]
-            if all(self._asked(member, reference) for member, reference in asked):
-                return str(self.scratch / _MEETING)
-        finally:
-            probe.unlink()
+        if self.sees(self.scratch):
+            return str(self.scratch / _MEETING)
         first = self.members[0]
         place: str = self._asked(first, first.actor.host.remote(address))
         return place
+
+    def sees(self, folder: Path) -> bool:
+        """Whether every rank reads a file that is written there now."""
+        there = next(place for place in (folder, *folder.parents) if place.is_dir())
+        probe, wanted = real_path(there) / _PROBE, secrets.token_hex(16)
+        probe.write_text(wanted, encoding="ascii")
+        try:
+            asked = [(member, member.actor.sees.remote(str(probe), wanted)) for member in self.members]
+            return all(self._asked(member, reference) for member, reference in asked)
+        finally:
+            probe.unlink()
 
     def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         """Send a command to ranks: boxed arguments, and weights references as they are."""

@@ -10,6 +10,9 @@ import asyncio
 import contextvars
 import ctypes
 import functools
+import os
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAPS = Path("/proc/self/maps")
+_NICENESS = 10
 _PAUSE_SOFT = 1  # omp_pause_soft: what is asked for again is made again
 
 
@@ -44,6 +48,12 @@ def alone(function: Callable[P, T]) -> Callable[P, T]:
             dismiss_team()
 
     return call
+
+
+def give_way() -> None:
+    """Let other threads go first, on Linux: elsewhere the number of a thread would be some process's."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 async def elsewhere(work: Callable[[], T], thread: Executor | None = None) -> T:

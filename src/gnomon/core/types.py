@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -449,10 +450,15 @@ class Loan:
 
     The owner calls `recall` before the tensor changes. A reader looks at the tensor within `reading` alone, and
     briefly, since the owner waits that long. The reader calls `end` after it has read everything.
+
+    Args:
+        start: Row of a whole that it begins with, where it is a share; None: it is the whole.
+        is_copy: The tensor is a copy already, which nobody changes.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+    def __init__(self, tensor: Tensor, start: int | None = None, is_copy: bool = False) -> None:
+        self._is_copy = is_copy
+        self.shape, self.dtype, self.nbytes, self.start = tensor.shape, tensor.dtype, tensor.nbytes, start
         self._lock = threading.Lock()
         self._tensor: Tensor | None = tensor
 
@@ -466,7 +472,7 @@ class Loan:
     def recall(self) -> None:
         """Put a copy in the tensor's place, unless everything was read."""
         with self._lock:
-            self._tensor = None if self._tensor is None else self._tensor.clone()
+            self._tensor = self._tensor if self._tensor is None or self._is_copy else self._tensor.clone()
 
     def end(self) -> None:
         """Give the tensor back."""
@@ -475,21 +481,37 @@ class Loan:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Tensors that several other processes hold, a share each.
+
+    Attributes:
+        nbytes: Bytes of all shares.
+        write: Writes them into a folder, a file each process, and returns the XXH3 of each file.
+    """
+
+    nbytes: int
+    write: Callable[[Path], Mapping[Path, str]]
+
+
+@dataclass(frozen=True)
 class State:
     """What a part must find again to go on as if nothing had happened: tensors, and JSON values.
 
     Attributes:
         lent: More tensors, not copied yet; never in a state that a part goes on from.
+        shares: Tensors that are elsewhere, in the place of those here; never in such a state either.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     lent: Mapping[str, Loan] = field(default_factory=dict)
+    shares: Shares | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensors in (self.tensors, self.lent) for tensor in tensors.values())
+        elsewhere = 0 if self.shares is None else self.shares.nbytes
+        return elsewhere + sum(tensor.nbytes for tensors in (self.tensors, self.lent) for tensor in tensors.values())
 
 
 class Stateful(Protocol):

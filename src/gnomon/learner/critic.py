@@ -117,14 +117,6 @@ class CriticLearner:
         once = metrics + gradient if self._mesh.rank == 0 else Metrics()
         return tally.metrics + once + self._passes.work.take()
 
-    def state(self) -> State:
-        """Return masters and moments of a trunk of its own; those of a shared one are the policy's optimizer's."""
-        return State() if self.is_shared else self.optimizer.state()
-
-    def lend(self) -> State:
-        """Return `state`, its tensors lent where they can be."""
-        return State() if self.is_shared else self.optimizer.lend()
-
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of another critic."""
         if not self.is_shared:

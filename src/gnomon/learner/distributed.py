@@ -22,10 +22,11 @@ from torch import Tensor
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Need
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, LearnerError, named, refusal_of
 from gnomon.core.metrics import Metrics
 from gnomon.core.threads import elsewhere
-from gnomon.core.types import Batch, Scores, Snapshot, State
+from gnomon.core.types import Batch, Scores, Shares, Snapshot, State
 from gnomon.learner.allocator import is_out_of_memory
 from gnomon.learner.mesh import ELSEWHERE
 from gnomon.learner.spec import LearnerSpec
@@ -34,6 +35,7 @@ from gnomon.learner.worker_group import WorkerGroup, WorkerLost
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _WATCH_SECONDS = 2.0
+_STORE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class DistributedLearner:
         self._rounding = rounding or Rounding()
         self._waiting = waiting
         self._version = 0
+        self._sees_run = True
         self._weights: Any = None
         self._lock = threading.RLock()
         self._fault = "the processes of the learner were not started"
@@ -101,6 +104,7 @@ class DistributedLearner:
             for rank in ranks:
                 self._tell([rank], "join", {**meeting, "rank": rank})
             self._answers(ranks)
+            self._sees_run = worker_group.sees(self._waiting or worker_group.scratch)
             for turn in worker_group.turns:
                 self._tell(turn, "load", {})
                 self._answers(turn)
@@ -180,16 +184,31 @@ class DistributedLearner:
         return State(state.tensors, {**state.values, "version": self._version})
 
     def lend(self) -> State:
-        """Return `state`: what other processes sent is a copy already."""
-        return self.state()
+        """Return `state` for a writer: each process writes its own share, while it goes on with whatever is asked.
+
+        Where the processes do not all see the run's folder, it is `state`, collected.
+        """
+        if not self._sees_run:
+            return self.state()
+        lent = self._ask("lend")
+        values = {**lent[0]["values"], "version": self._version}
+        return State({}, values, shares=Shares(sum(share["bytes"] for share in lent), self._store))
+
+    def _store(self, folder: Path) -> Mapping[Path, str]:
+        self._ask("store", folder=str(real_path(folder)))
+        while None in (found := self._ask("stored")):
+            time.sleep(_STORE_SECONDS)
+        return {folder / Path(path).name: digest for path, digest in found}
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, in whatever number of processes.
 
         Raises:
-            CheckpointError: As `TorchLearner.restore`; nothing was changed then.
+                CheckpointError: As `TorchLearner.restore`; nothing was changed then.
         """
         self._weights = None
+        if not self._sees_run:
+            state = State({name: tensor[...] for name, tensor in state.tensors.items()}, state.values)
         self._ask("restore", state=state)
         self._version = int(state.values["version"])
 

@@ -161,20 +161,20 @@ class TorchLearner:
         The module itself is not among them: it is the masters, rounded. With LoRA only adapters are. Where they exist,
         the critic's masters and moments come as ``critic/...``, the proximal average as ``proximal/...``.
         """
-        return self._joined(self._optimizer.state(), State() if self._critic is None else self._critic.state())
+        return self._joined(lambda held: held.state())
 
     def lend(self) -> State:
-        """Return `state` with masters and moments lent, without a copy, to a writer that reads them before they
-        change.
+        """Return what this process holds of `state`: masters and moments lent, without a copy, where they are on the
+        CPU, to a writer that reads them before they change.
         """
-        return self._joined(self._optimizer.lend(), State() if self._critic is None else self._critic.lend())
+        return self._joined(lambda held: held.lend())
 
-    def _joined(self, own: State, critic: State) -> State:
-        parts = {"critic": critic}
-        parts["proximal"] = State() if self._average is None else self._average.state()
-        parts["lag"] = self._lag.state()
-        if self._reference.average is not None:
-            parts["reference"] = self._reference.average.state()
+    def _joined(self, ask: Callable[[Optimizer | MovingAverage], State]) -> State:
+        critic = None if self._critic is None or self._critic.is_shared else self._critic.optimizer
+        named = {"critic": critic, "proximal": self._average, "reference": self._reference.average}
+        parts = {name: ask(held) for name, held in named.items() if held is not None}
+        parts = {"critic": State(), "proximal": State(), "lag": self._lag.state()} | parts
+        own = ask(self._optimizer)
         work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
         frozen = self._frozen.fingerprints()
         values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}

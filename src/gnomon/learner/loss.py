@@ -76,6 +76,12 @@ class MovingAverage:
         tensors = {name: self._masters.whole(name, average) for name, average in averages}
         return State(tensors, {"count": float(self._count)})
 
+    def lend(self) -> State:
+        """Return what this process holds of `state`, copied, since nothing is called back before the next step."""
+        averages = self._masters.parameters.items()
+        held = {name: self._masters.loan(name, average.detach().clone()) for name, average in averages}
+        return State({}, {"count": float(self._count)}, {name: loan for name, loan in held.items() if loan is not None})
+
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of other parameters."""
         if self._masters.shapes != {name: tuple(t.shape) for name, t in state.tensors.items()}:

@@ -68,7 +68,10 @@ class Mesh(Protocol):
         """Return what this process holds of a parameter: the same memory."""
 
     def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """Return of a whole tensor what is this process's, where ``parameter`` is held in parts."""
+        """Return of a whole tensor, or of a `StoredTensor`, what is this process's, as ``parameter`` is held."""
+
+    def start(self, parameter: nn.Parameter) -> int | None:
+        """Return the row that what is here of a parameter begins with; None where it is another process's to save."""
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
         """Return a copy of the whole on the CPU in rank 0, of tensors that are parted as ``parameter`` is; elsewhere
@@ -119,7 +122,11 @@ class SingleProcess:
 
     def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """Return the tensor: one process holds all of it."""
-        return whole
+        return whole[...]
+
+    def start(self, parameter: nn.Parameter) -> int | None:
+        """Return the first row."""
+        return 0
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
         """Return a copy."""
@@ -236,9 +243,15 @@ class ShardedMesh:
     def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """Return rows of the first axis, as FSDP2 deals them out: equally many each, and what is left to the last."""
         if not isinstance(parameter, DTensor):
-            return whole
-        parts = whole.chunk(self.size)
-        return parts[self.rank] if self.rank < len(parts) else whole[:0]
+            return whole[...]
+        count = -(-parameter.shape[0] // self.size)
+        return whole[self.rank * count : (self.rank + 1) * count]
+
+    def start(self, parameter: nn.Parameter) -> int | None:
+        """Return the first row of the local part; what is whole in every process is rank 0's to save."""
+        start = self.rank * -(-parameter.shape[0] // self.size) if isinstance(parameter, DTensor) else 0
+        is_own = start < parameter.shape[0] if isinstance(parameter, DTensor) else self.rank == 0
+        return start if is_own or self.rank == 0 else None
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
         """Return the parts of all, put together."""

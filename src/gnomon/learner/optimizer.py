@@ -174,12 +174,11 @@ class Optimizer:
         )
 
     def lend(self) -> State:
-        """Return `state` with all but ``steps`` lent, where that is on the CPU and in one piece; else `state`."""
-        if not self.masters.is_lendable:
-            return self.state()
-        lent = {f"{kind}/{name}": Loan(own.detach()) for kind, name, own in self._held()}
+        """Return what this process holds of `state`, lent where it can be; ``steps`` in rank 0."""
+        held = {f"{kind}/{name}": self.masters.loan(name, own) for kind, name, own in self._held()}
+        lent = {name: loan for name, loan in held.items() if loan is not None}
         self._loans += lent.values()
-        return State({"steps": self._steps()}, lent=lent)
+        return State({"steps": self._steps()} if self.masters.mesh.rank == 0 else {}, lent=lent)
 
     def restore(self, state: State) -> None:
         """Become the optimizer that returned ``state``; the module's parameters are rounded anew.
@@ -191,7 +190,7 @@ class Optimizer:
         self._recall()
         self.masters.drop_gradients()
         with torch.no_grad():
-            for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"], strict=True):
+            for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"][...], strict=True):
                 master.copy_(self.masters.part(name, state.tensors[f"master/{name}"]))
                 moments = self._adam.state[master]
                 moments["step"].copy_(steps)

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gnomon.core.types import Loan
 from gnomon.learner.mesh import Mesh, SingleProcess
 from gnomon.models.cpu.gradient_sum import GradientSum, add_up
 
@@ -86,12 +87,6 @@ class Masters:
         """Names, and shapes of the whole parameters."""
         return {name: tuple(parameter.shape) for name, parameter in self.module_parameters.items()}
 
-    @property
-    def is_lendable(self) -> bool:
-        """Whether this process's memory holds all of them, whole and in order, as a file would."""
-        masters = self.parameters.values()
-        return self.mesh.is_whole and all(m.device.type == "cpu" and m.is_contiguous() for m in masters)
-
     def round_into_module(self) -> None:
         """Write every master, rounded to nearest, into the module's own parameter."""
         with torch.no_grad():
@@ -130,6 +125,17 @@ class Masters:
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return what is this process's of a whole tensor that belongs to the parameter ``name``."""
         return self.mesh.part(self.module_parameters[name], whole)
+
+    def loan(self, name: str, own: Tensor) -> Loan | None:
+        """Return what this process holds of a parameter ``name``, or of what is parted as that is: lent, or copied.
+
+        Lent from the CPU where it lies in order, as a file would. None where another process has it to save.
+        """
+        start, is_ready = self.mesh.start(self.module_parameters[name]), own.is_cpu and own.is_contiguous()
+        if start is None:
+            return None
+        held = own.detach() if is_ready else own.detach().cpu().contiguous()
+        return Loan(held, None if self.mesh.is_whole else start, is_copy=not is_ready)
 
     def _source(self, name: str) -> nn.Parameter:
         """Return where backward passes leave a gradient."""

@@ -13,14 +13,19 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gnomon.core.atomic_files import sync_file
 from gnomon.core.failpoints import reach
 from gnomon.core.processes.server import Channel
-from gnomon.core.types import Snapshot, State
+from gnomon.core.tensor_files import SHARE, write_tensors
+from gnomon.core.threads import give_way
+from gnomon.core.types import Loan, Snapshot, State
 from gnomon.learner import mesh
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.serialization import packed, unpacked
@@ -33,6 +38,9 @@ class LearnerWorker:
 
     def __init__(self) -> None:
         self._recipe: LearnerSpec
+        self._lent = State()
+        self._writer = ThreadPoolExecutor(1, "share", initializer=give_way)
+        self._storing: Future[list[str]]
         self.learner: TorchLearner
         self.commands: Mapping[str, Callable[..., Any]] = {
             "join": self._join,
@@ -45,6 +53,9 @@ class LearnerWorker:
             "weights": self._weights,
             "state": self._state,
             "restore": self._restore,
+            "lend": self._lend,
+            "store": self._store,
+            "stored": self._stored,
             "keep": self._keep,
             "undo": self._undo,
             "write": self._write,
@@ -88,6 +99,21 @@ class LearnerWorker:
     def _state(self) -> Any:
         return self._in_first(self.learner.state())
 
+    def _lend(self) -> Any:
+        self._lent = self.learner.lend()
+        return {"bytes": self._lent.nbytes, "values": self._in_first(dict(self._lent.values))}
+
+    def _store(self, folder: str) -> None:
+        """Begin to write what was lent, beside whatever is asked next."""
+        path, lent = Path(folder) / SHARE.format(mesh.here().rank + 1), self._lent
+        self._lent = State()
+        tensors: dict[str, Tensor | Loan] = {**lent.tensors, **lent.lent}
+        self._storing = self._writer.submit(_write_share, path, tensors)
+
+    def _stored(self) -> Any:
+        """Return path and hash of what was written; nothing while that goes on."""
+        return self._storing.result() if self._storing.done() else None
+
     def _restore(self, state: State) -> None:
         self.learner.restore(state)
 
@@ -103,6 +129,13 @@ class LearnerWorker:
 
     def _in_first(self, value: Any) -> Any:
         return value if mesh.here().rank == 0 else None
+
+
+def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
+    found = write_tensors(path, tensors)
+    sync_file(path)
+    reach("share")
+    return [str(path), found]
 
 
 def fault_of(error: Exception) -> dict[str, str]:

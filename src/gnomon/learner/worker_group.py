@@ -96,6 +96,9 @@ class WorkerGroup(Protocol):
             WorkerLost: A rank is gone.
         """
 
+    def sees(self, folder: Path) -> bool:
+        """Whether every rank reads and writes the run's ``folder`` under this name."""
+
     def room(self, folder: Path) -> str:
         """Return the folder in which rank 0 shall write what is to be in ``folder`` in the end."""
 
@@ -204,6 +207,10 @@ class LocalWorkerGroup:
             if member.program.poll() is not None:
                 raise self._lost(member, "is gone")
             self._feel(member)
+
+    def sees(self, folder: Path) -> bool:
+        """Return True: they are on this machine."""
+        return True
 
     def room(self, folder: Path) -> str:
         """Return the folder itself."""

@@ -1,8 +1,5 @@
 """One piece of writing at a time, in a thread, while the run goes on."""
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,9 +9,7 @@ from typing import Self
 from gnomon.core.errors import DiagnosedError, Stopped
 from gnomon.core.metrics import Metrics, Sum
 from gnomon.core.progress import working
-from gnomon.core.threads import alone
-
-_NICENESS = 10
+from gnomon.core.threads import alone, give_way
 
 
 class Background:
@@ -31,7 +26,7 @@ class Background:
 
     def __init__(self, is_asynchronous: bool = True) -> None:
         self.is_asynchronous = is_asynchronous
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=give_way)
         self._under_way: Future[float] | None = None
         self._waited = self._worked = 0.0
 
@@ -96,9 +91,3 @@ def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def _give_way() -> None:
-    # Linux has a niceness for each thread; elsewhere the number of a thread would be some process's.
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

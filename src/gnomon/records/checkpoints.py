@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gnomon.core.failpoints import reach
 from gnomon.core.types import State
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
-from gnomon.records.tensor_files import read_states, write_states
+from gnomon.records.states import read_states, write_states
 
 BEST = "best.json"
 SPARE = 1.1
@@ -80,7 +80,7 @@ class Checkpoints:
         """Publish the checkpoint of ``step`` and return its folder; then remove those that need not be kept.
 
         Args:
-            parts: Each becomes ``state/PART.safetensors`` and ``state/PART.json``.
+            parts: Each becomes ``state/PART.safetensors`` and ``state/PART.json``, see `write_states`.
             model_files: Writes the model into the folder that it is given.
             is_best: Whether this checkpoint is kept until a better one comes.
             model_bytes: Approximate size of the model's files, in bytes.
@@ -218,15 +218,16 @@ class Checkpoints:
                 remove_tree(path, f".removed-{step}-{secrets.token_hex(4)}")
 
 
-def load(path: Path, is_verified: bool = False) -> dict[str, State]:
+def load(path: Path, is_verified: bool = False, lazily: Collection[str] = ()) -> dict[str, State]:
     """Return the parts of a checkpoint, after comparing every byte with its manifest.
 
     Args:
         is_verified: Whether the bytes were just compared, as by `Checkpoints.newest`.
+        lazily: See `read_states`.
 
     Raises:
         CheckpointError: The message says what is damaged; nothing was read then.
     """
     if not is_verified:
         verify(path)
-    return read_states(path / "state")
+    return read_states(path / "state", lazily)

@@ -7,11 +7,11 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gnomon.core.atomic_files import open_plain, sync_directory, sync_file
 from gnomon.core.errors import CheckpointError
 from gnomon.core.progress import working
+from gnomon.core.tensor_files import xxh3
 
 _BLOCK_BYTES_COPYING = 1 << 22
 
@@ -152,10 +152,3 @@ def _hashed(path: Path, kind: str, report: Callable[[int], None] = lambda count:
             digest.update(block[:count])
             report(count)
     return digest.hexdigest()
-
-
-def xxh3() -> Any:
-    """Return a new digest of the kind that large files have."""
-    import xxhash
-
-    return xxhash.xxh3_128()

@@ -151,7 +151,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
         CheckpointError: If it has other parts, or a part does not fit.
     """
     with working(f"reading the states of {found.path.name}"):
-        saved = load(found.path, is_verified=True)
+        saved = load(found.path, is_verified=True, lazily=("learner",))
     if saved.keys() != parts.keys():
         missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
         raise CheckpointError(

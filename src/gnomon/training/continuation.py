@@ -343,7 +343,7 @@ class Inheritance:
         Raises:
             CheckpointError: The checkpoint is damaged, or a part does not fit.
         """
-        saved = load(self.parent.checkpoint)
+        saved = load(self.parent.checkpoint, lazily=("learner",))
         moves = self._moves(chosen, stream)
         anew: list[str] = []
         for name, part in parts.items():

@@ -9,7 +9,7 @@ from gnomon.algorithms.sections import Greso
 from gnomon.analysis.dissect.golden import vectors
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.records.tensor_files import read_states, write_states
+from gnomon.records.states import read_states, write_states
 from gnomon.rollouts.curriculum.base import TaskIndex
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gnomon.core.errors import CheckpointError
+from gnomon.core.tensor_files import write_tensors
 from gnomon.core.types import Loan
-from gnomon.records.tensor_files import write_tensors
 
 BLOCK = 1 << 22
 SHARED_MEMORY = Path("/dev/shm")

@@ -1,8 +1,12 @@
-"""Safetensors files, written past the page cache and hashed on the way.
+"""Safetensors files, written past the page cache and hashed on the way, and read as far as they are asked for.
 
 The library's own writer copies each tensor into a bytes object of its own, the system copies that into its page cache,
 and a manifest reads all of it again: several processor seconds for a checkpoint, which the step that goes on beside it
 has to do without. Here every byte is copied once, into a block that the disk takes as it is.
+
+A tensor that several processes hold lies in several files, some of its rows in each, as torch.distributed.checkpoint's
+`HuggingFaceStorageWriter` writes them and its reader reads them: the header says where the rows belong. Nothing is
+pickled.
 """
 
 import errno
@@ -10,80 +14,113 @@ import fcntl
 import json
 import mmap
 import os
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from gnomon.core.errors import CheckpointError
-from gnomon.core.failpoints import reach
-from gnomon.core.types import Loan, State
-from gnomon.records.manifest import xxh3
+from gnomon.core.types import Loan
 
-_PART = re.compile(r"[A-Za-z0-9_-]+")
+SHARE = "shard-{:05d}-model-00001-of-00001.safetensors"
+"""Name of the file of one process of several, counted from 1."""
+_SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
-def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
-    """Write ``PART.safetensors`` and ``PART.json`` for each part; return the XXH3 of each of the first.
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in one file or several, which is read as far as its rows are asked for.
 
-    Tensors of any type and shape come back bit for bit, on the CPU. Values come back equal: integers and floats
-    exactly, NaN and infinities too; a tuple comes back as a list.
+    Attributes:
+        name: In the files.
+        size: Of each axis.
+        kind: Name of its type, without "torch.".
+        files: Each file with the first and the number of the rows in it, in their order.
+    """
+
+    name: str
+    size: tuple[int, ...]
+    kind: str
+    files: tuple[tuple[str, int, int], ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return the whole tensor's."""
+        return torch.Size(self.size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return torch's name for ``kind``."""
+        found: torch.dtype = vars(torch)[self.kind]
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        """Whether its numbers have fractions."""
+        return self.dtype.is_floating_point
+
+    def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
+        """Return these rows, or all."""
+        if not self.size:
+            with safe_open(self.files[0][0], framework="pt") as file:
+                number: Tensor = file.get_tensor(self.name)
+                return number
+        begin, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.size[0])
+        found = [torch.empty(0, *self.size[1:], dtype=self.dtype)]
+        for path, first, count in self.files:
+            low, high = max(begin - first, 0), min(end - first, count)
+            if low < high:
+                with safe_open(path, framework="pt") as file:
+                    found.append(file.get_slice(self.name)[low:high])
+        return found[-1] if len(found) <= 2 else torch.cat(found)
+
+
+def stored(place: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, or of a folder with the shares of several processes; only headers are read.
 
     Raises:
-        CheckpointError: The files cannot have a name, or JSON has no form for a value.
-        OSError: A file cannot be written.
+        CheckpointError: A file is none of these, or the shares of a tensor do not make a whole.
+        SafetensorError, ValueError, OSError: A file cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    hashes: dict[Path, str] = {}
-    for name, state in parts.items():
-        if not _PART.fullmatch(name):
-            raise CheckpointError(f"the part {name!r} needs a name of letters, digits, _ and - alone")
-        _check(state.values, name)
-        path = folder / f"{name}.safetensors"
-        hashes[path] = write_tensors(path, {**state.tensors, **state.lent})
-        (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
-        reach("checkpoint-file")
-    return hashes
+    pieces: dict[str, list[tuple[int, tuple[int, ...], str, str]]] = {}
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if path.suffix != ".safetensors" or path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path} is no share of a checkpoint")
+        with safe_open(path, framework="pt") as file:
+            told = json.loads((file.metadata() or {}).get(_SHARDING, "{}"))
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                view = file.get_slice(name)
+                shape, kind = tuple(view.get_shape()), _KINDS[view.get_dtype()]
+                offsets = told[name][_OFFSETS] if told else [0] * len(shape)
+                if len(offsets) != len(shape) or any(offsets[1:]):
+                    raise CheckpointError(f"{path} has of {name} what begins at {offsets}, and shares are whole rows")
+                pieces.setdefault(name, []).append((offsets[0] if shape else 0, shape, kind, str(path)))
+    return {name: _whole(name, sorted(found)) for name, found in pieces.items()}
 
 
-def read_states(folder: Path) -> dict[str, State]:
-    """Return what `write_states` wrote.
-
-    Raises:
-        CheckpointError: The message names the file that is none of its.
-    """
-    parts: dict[str, State] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            # Cloned, for what was loaded is a view of the file, and the file goes when newer checkpoints come.
-            tensors = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (SafetensorError, ValueError, RecursionError, OSError) as error:
-            raise CheckpointError(f"the state {path.with_suffix('')} cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise CheckpointError(f"the state {path} holds a {type(values).__name__}, not an object of values")
-        parts[path.stem] = State(tensors, values)
-    return parts
-
-
-def _check(value: Any, path: str) -> None:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise CheckpointError(f"{path} has the key {key!r}: JSON has only text as keys, and 1 would become '1'")
-            _check(inner, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _check(inner, f"{path}[{index}]")
-    elif not (value is None or type(value) in (bool, int, float, str)):
-        kind = "a tensor; it belongs into State.tensors" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise CheckpointError(f"{path} is {kind}, which JSON does not have")
+def _whole(name: str, pieces: list[tuple[int, tuple[int, ...], str, str]]) -> StoredTensor:
+    _, shape, kind, _ = pieces[0]
+    files, rows = [], 0
+    for first, own, other, path in pieces:
+        if (first, own[1:], other) != (rows, shape[1:], kind) or (not shape and len(pieces) > 1):
+            raise CheckpointError(
+                f"the shares of {name} do not fit together: {path} has {other} of shape {list(own)} from row {first} "
+                f"on, and the {rows} rows before are {kind} of shape {list(shape[1:])}"
+            )
+        count = own[0] if own else 1
+        files.append((path, rows, count))
+        rows += count
+    return StoredTensor(name, (rows, *shape[1:]) if shape else (), kind, tuple(files))
 
 
 _BLOCK_BYTES = 1 << 22
@@ -95,12 +132,21 @@ _TYPES = {
     torch.bfloat16: "BF16", torch.uint32: "U32", torch.int32: "I32", torch.float32: "F32", torch.uint64: "U64",
     torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
 }  # fmt: skip
+_KINDS = {code: str(kind).removeprefix("torch.") for kind, code in _TYPES.items()}
+
+
+def xxh3() -> Any:
+    """Return a new digest of the kind that large files have: XXH3, 128 bits."""
+    import xxhash
+
+    return xxhash.xxh3_128()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan]) -> str:
     """Write a new safetensors file and return its XXH3 (128 bits, hexadecimal), of what was to be written.
 
-    Tensors may share memory and lie anywhere; each is written whole. What is lent is given back once it is written.
+    Tensors may share memory and lie anywhere; each is written as it is here. What is lent is given back once it is
+    written. Where a loan says at which row of a whole it begins, the header says so of each tensor.
 
     Raises:
         CheckpointError: The format does not have a type, or a tensor is named __metadata__.
@@ -195,9 +241,17 @@ def _header(path: Path, tensors: list[tuple[str, Tensor | Loan]]) -> bytes:
         end = start + tensor.nbytes
         entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
+    if any(isinstance(tensor, Loan) and tensor.start is not None for _, tensor in tensors):
+        told = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors}
+        entries["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(told)}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _HEADER_MULTIPLE)
     return len(text).to_bytes(8, "little") + text
+
+
+def _offsets(tensor: Tensor | Loan) -> list[int]:
+    start = tensor.start if isinstance(tensor, Loan) else 0
+    return [start or 0, *[0] * (len(tensor.shape) - 1)] if len(tensor.shape) else []
 
 
 def _add_lent(output: _Output, loan: Loan) -> None:
