@@ -21,7 +21,7 @@ def trace(run: Path, steps: int) -> dict[str, Any]:
     """
     final = run / "checkpoints" / f"step-{steps}"
     records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*"), *run.glob("evaluations/*")])
-    files = [*records, *sorted((final / "state").iterdir()), *sorted(final.rglob("*.safetensors"))]
+    files = [*records, *sorted((final / "state").glob("*.json")), *sorted(final.rglob("*.safetensors"))]
     kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
     return {name: measured(run / f"{name}.jsonl") for name in ("metrics", "evaluations", "pretraining")} | kept
 
