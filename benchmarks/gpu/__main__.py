@@ -1,6 +1,7 @@
 """One GPU, one command, ten minutes: ``python -m benchmarks.gpu FOLDER`` writes ``gpu.json`` and ``gpu.md`` there.
 
-First what must hold (laws.py), then what the device can do at most (ceilings.py), then whole GRPO steps of Qwen3-shaped
+First what the device can do at most (ceilings.py), then what must hold (laws.py), each choice of a kernel against its
+alternatives (kernels.py), then whole GRPO steps of Qwen3-shaped
 models with random weights (step.py): 32 prompts of 128 tokens, 8 answers of 1,024 tokens to each. Needs torch,
 transformers and peft, no network and no tokenizer; from a checkout: ``PYTHONPATH=src``. Each part is a process of its
 own with a time limit, and both files are written anew whenever a part says something, so whatever happens there is a
@@ -24,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 MARK = "RESULT "
 MODELS = ("0.6b", "1.7b", "8b")
 QUICK_MODELS = ("small", "small-lora")
-SECONDS = {"ceilings": 60.0, "laws": 120.0, "0.6b": 120.0, "1.7b": 140.0, "8b": 200.0}
+SECONDS = {"ceilings": 60.0, "laws": 120.0, "kernels": 90.0, "0.6b": 120.0, "1.7b": 140.0, "8b": 200.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_part(given)
     given.folder.mkdir(parents=True, exist_ok=True)
     began, report = time.monotonic(), _heading(given)
-    for part in ("ceilings", "laws", *given.models.split(",")):
+    for part in ("ceilings", "laws", "kernels", *given.models.split(",")):
         left = given.limit - (time.monotonic() - began)
         limit = min(left, SECONDS.get(part, 120.0))
         if limit < 5:
@@ -114,9 +115,9 @@ def _watch(part: str, limit: float, given: argparse.Namespace, report: dict[str,
 
 def _run_part(given: argparse.Namespace) -> int:
     """Compute one part in this process; each result is a line on standard output."""
-    import torch
 
     from benchmarks.gpu.ceilings import Work, measure
+    from benchmarks.gpu.kernels import compare
     from benchmarks.gpu.laws import laws
     from benchmarks.gpu.step import run_model
     from gnomon.models.device import resolve_device
@@ -134,11 +135,20 @@ def _run_part(given: argparse.Namespace) -> int:
                 say(name, law())
             except Exception as error:
                 say(name, {"holds": False, "error": f"{type(error).__name__}: {error}"[:1000]})
+    elif given.part == "kernels":
+        for name, row in compare(device, _precision(device), given.quick):
+            say(name, row)
     else:
         work = Work(3, 2, 7, 12) if given.quick else Work(32, 8, 128, 1024)
         say("work", asdict(work))
-        run_model(given.part, work, device, torch.float32 if device.type == "cpu" else torch.bfloat16, say)
+        run_model(given.part, work, device, _precision(device), say)
     return 0
+
+
+def _precision(device: Any) -> Any:
+    import torch
+
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def _write(report: dict[str, Any], folder: Path) -> None:

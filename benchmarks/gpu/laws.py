@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.ceilings import Work
+from benchmarks.gpu.kernels import distances
 from benchmarks.gpu.shapes import SHAPES, Shape, make
 from benchmarks.gpu.step import generate, graded
 from gnomon.algorithms import GRPO
@@ -43,6 +44,7 @@ def laws(device: torch.device) -> dict[str, Callable[[], dict[str, Any]]]:
         "engine is learner, float32": lambda: _engine(device, torch.float32, 1e-4),
         "engine is learner, bfloat16": lambda: _engine(device, torch.bfloat16, 0.2),
         "recorded steps": lambda: _recorded(device),
+        "attention of packed rows": lambda: distances(device),
     }
 
 

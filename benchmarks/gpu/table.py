@@ -36,13 +36,14 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         rest = ", ".join(f"{key} {_short(value)}" for key, value in found.items() if key != "holds")[:300]
         yield f"| {name} | {'yes' if found['holds'] else '**no**'} | {rest} |"
     yield ""
+    yield from _choices(parts.get("kernels", {}), limits)
     yield (
         "| model | step | whole s | generate s | tokens/s | of the memory's speed | score s | update s | "
         "MFU (measured) | MFU (nominal) | peak GiB | engine to learner |"
     )
     yield "|" + "---|" * 12
     for name, part in parts.items():
-        if name not in ("laws", "ceilings"):
+        if name not in ("laws", "ceilings", "kernels"):
             yield from _rows(name, part, limits)
     yield ""
     yield (
@@ -50,6 +51,25 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         "the ceiling. Of the memory's speed: seconds that reading weights, keys and values must take, beside those of "
         "generating. Engine to learner: mean and largest difference of log-probabilities."
     )
+
+
+def _choices(part: Mapping[str, Any], limits: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield a row for each kernel; the fastest of its kind is bold."""
+    kinds = {name: name.partition(": ")[0] for name in part if name != "error"}
+    timed = sorted((name for name in kinds if "seconds" in part[name]), key=lambda name: -float(part[name]["seconds"]))
+    fastest = {kinds[name]: name for name in timed}
+    yield "| kernel, forward and backward | ms | of the measured ceiling | peak GiB |"
+    yield "|---|---|---|---|"
+    for name in kinds:
+        row = part[name]
+        if "left out" in row:
+            yield f"| {name} | {_one_line(row['left out'])} | | |"
+            continue
+        rate = row.get("needed_flops", 0) / row["seconds"]
+        share = _share(rate, limits and limits["bfloat16_flops"])
+        said = f"**{name}**" if fastest[kinds[name]] == name else name
+        yield f"| {said} | {1000 * row['seconds']:.3g} | {share} | {row['peak_bytes'] / GIB:.2f} |"
+    yield ""
 
 
 def _rows(name: str, part: Mapping[str, Any], limits: Mapping[str, Any] | None) -> Iterator[str]:

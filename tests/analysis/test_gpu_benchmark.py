@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from benchmarks.gpu.kernels import compare, distances
 from tests.forked import Forked, ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +33,20 @@ def test_every_part_gives_its_numbers(tmp_path):
         assert part["warm score"]["gap_max"] < 1e-4
     page = (tmp_path / "gpu.md").read_text()
     assert "| small-lora | warm |" in page
+    assert "**attention, shared" in page
     assert "| resume | yes |" in page
+
+
+def test_each_kernel_is_tried_against_its_alternatives():
+    """On a CPU a dense mask, padded blocks and the head's ways have times; what needs a GPU says why it is left out."""
+    cpu = torch.device("cpu")
+    rows = dict(compare(cpu, torch.float32, is_quick=True))
+    timed = {name for name, row in rows.items() if row.get("seconds", 0) > 0}
+
+    assert {name.rpartition(": ")[2] for name in timed} >= {"dense", "branches", "all logits", "the same with entropy"}
+    assert all("FlexAttention does not support backward" in rows[n]["left out"] for n in rows if n.endswith(": flex"))
+    assert all("left out" in row for name, row in rows.items() if name not in timed)
+    assert distances(cpu)["holds"]
 
 
 @pytest.mark.slow
