@@ -73,9 +73,17 @@ def test_by_hand():
 
 
 @few
-@given(st.integers(0, 1000), st.sampled_from([1, 3, 12, 13]), st.sampled_from([2, 7, 64]), st.sampled_from([0.7, 1.0]))
-def test_the_head_gives_value_and_gradients_of_the_formula(seed: int, count: int, chunk: int, temperature: float):
-    """Whole or lumped, in any chunks and at any temperature, beside gradients of log-probabilities and entropies."""
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([1, 3, 12, 13]),
+    st.sampled_from([2, 7, 64]),
+    st.sampled_from([0.7, 1.0]),
+    st.sampled_from([None, 0.8, 3.0]),
+)
+def test_the_head_gives_value_and_gradients_of_the_formula(
+    seed: int, count: int, chunk: int, temperature: float, bound: float | None
+):
+    """Whole or lumped, in any chunks, at any temperature, bounded or not, beside the other results' gradients."""
     torch.manual_seed(seed)
     head = nn.Linear(6, 13)
     hidden = torch.randn(9, 6, requires_grad=True)
@@ -86,10 +94,10 @@ def test_the_head_gives_value_and_gradients_of_the_formula(seed: int, count: int
         loss = sum((w * part).sum() for w, part in zip(weights, (logprobs, entropy, kl), strict=True))
         return [kl, *torch.autograd.grad(loss, [hidden, head.weight, head.bias])]
 
-    logits = head(hidden) / temperature
+    logits = (head(hidden) if bound is None else bound * (head(hidden) / bound).tanh()) / temperature
     policy = logits.log_softmax(-1)
     wanted = run(policy.gather(1, targets[:, None])[:, 0], -(policy.exp() * policy).sum(-1), kl_of_logits(logits, top))
-    found = run(*scored(hidden, head, targets, (temperature, chunk, True), top))
+    found = run(*scored(hidden, head, targets, (temperature, chunk, True), top, bound))
 
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)

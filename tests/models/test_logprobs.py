@@ -42,25 +42,27 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-MODELS: dict[str, tuple[Any, Any, bool]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE), True),
-    "llama_tied": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=True), True),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE), True),
+PLAIN = (1.0, None)
+"""What a model's end does to its head's output: nothing."""
+MODELS: dict[str, tuple[Any, Any, tuple[float, float | None]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE), PLAIN),
+    "llama_tied": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=True), PLAIN),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE), PLAIN),
     "gpt2": (
-        GPT2LMHeadModel, GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=2, bos_token_id=1), True,
+        GPT2LMHeadModel, GPT2Config(vocab_size=61, n_embd=16, n_layer=2, n_head=2, bos_token_id=1), PLAIN,
     ),
     "opt": (
         OPTForCausalLM,
         OPTConfig(vocab_size=61, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
                   word_embed_proj_dim=16, max_position_embeddings=64),
-        True,
+        PLAIN,
     ),
-    # Logits bounded, multiplied, divided: not the head's own output.
+    # Logits bounded, multiplied, divided.
     "gemma2": (
-        Gemma2ForCausalLM, Gemma2Config(**SHAPE, final_logit_softcapping=3.0, sliding_window=4), False,
+        Gemma2ForCausalLM, Gemma2Config(**SHAPE, final_logit_softcapping=3.0, sliding_window=4), (1.0, 3.0),
     ),
-    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SHAPE, logit_scale=0.25, sliding_window=4), False),
-    "granite": (GraniteForCausalLM, GraniteConfig(**SHAPE, logits_scaling=4.0), False),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SHAPE, logit_scale=0.25, sliding_window=4), (0.25, None)),
+    "granite": (GraniteForCausalLM, GraniteConfig(**SHAPE, logits_scaling=4.0), (0.25, None)),
 }  # fmt: skip
 
 
@@ -141,9 +143,35 @@ def test_values_and_gradients_are_the_plain_ones(name, temperature):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
-def test_only_a_plain_linear_end_is_split(name, dtype):
-    """A bounded or scaled head is noticed, in either precision, whatever the size of the logits."""
-    assert TokenScorer(build(name, dtype)).is_split == MODELS[name][2]
+def test_what_a_model_does_to_its_heads_output_is_found(name, dtype):
+    """Nothing, a factor, or a bound, in either precision, whatever the size of the logits."""
+    assert TokenScorer(build(name, dtype))._end == pytest.approx(MODELS[name][2])
+
+
+class Otherwise(LlamaForCausalLM):
+    """A Llama whose logits are no multiple of its head's output, and no tanh of it."""
+
+    def forward(self, *inputs: Any, **more: Any) -> Any:
+        """Bend the logits."""
+        output = super().forward(*inputs, **more)
+        output.logits = output.logits.sign() * output.logits.abs().sqrt()
+        return output
+
+
+def test_a_model_that_does_anything_else_is_computed_row_by_row():
+    """And its numbers are a plain forward pass's all the same."""
+    torch.manual_seed(7)
+    model = Otherwise(LlamaConfig(**SHAPE)).eval()
+    scorer, (tokens, prompts, mask) = TokenScorer(model), micro_batch()
+
+    with torch.no_grad():
+        found = scorer(tokens, prompts, mask).logprobs
+        policy = model(input_ids=tokens).logits.log_softmax(-1)
+
+    assert not scorer.is_split
+    for row, column in mask.nonzero().tolist():
+        at = int(prompts[row]) + column
+        assert float(found[row, column]) == pytest.approx(float(policy[row, at - 1, tokens[row, at]]), abs=1e-5)
 
 
 def test_attention_is_told_causal_and_gets_no_mask(monkeypatch):

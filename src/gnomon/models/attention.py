@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from gnomon.core.errors import ModelError
 from gnomon.models.cpu.prefix_attention import PrefixLayout
+from gnomon.models.forward import body_of
 from gnomon.models.packed_attention import attend_packed, kernel_for
 
 # The length at which a model's rotary positions become others, and with them every number of a row.
@@ -109,7 +110,7 @@ def use_own_attention(model: Any) -> None:
     """Make a model that uses SDPA use `attend`, also its backbone if the backbone has its own configuration."""
     AttentionInterface.register(OWN, attend)
     AttentionMaskInterface.register(OWN, sdpa_mask)
-    for part in (model, model.get_decoder()):
+    for part in (model, body_of(model)):
         if isinstance(part, PreTrainedModel) and part.config._attn_implementation == "sdpa":
             part.set_attn_implementation(OWN)
 
@@ -120,5 +121,5 @@ def attends_by_branches(model: Any) -> bool:
     Args:
         model: A model after `use_own_attention`.
     """
-    implementation: str = model.get_decoder().config._attn_implementation
+    implementation: str = body_of(model).config._attn_implementation
     return implementation == OWN and kernel_for(next(model.parameters()).device) != "dense"

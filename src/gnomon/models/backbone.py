@@ -13,7 +13,7 @@ from gnomon.models.cpu.fused_forward import body_states, kept_per_token
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
-from gnomon.models.forward import accepted, checked_arguments
+from gnomon.models.forward import accepted, body_of, checked_arguments
 from gnomon.models.llama_like import beginning, is_standard
 from gnomon.models.packed_attention import BLOCK, dense_mask, kernel_for, works
 from gnomon.models.prefix import Packed, pack, windows
@@ -43,14 +43,14 @@ class Backbone:
         self._model = model
         self._edge = rotary_edge(model.config)
         use_own_attention(self._model)
-        self._is_told = attends_by_branches(model) and _takes_more(model.get_decoder())
-        self._is_tried = may_write_out(self._model) and _reproduces(self._model.get_decoder())
+        self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
+        self._is_tried = may_write_out(self._model) and _reproduces(body_of(self._model))
 
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
         tokens = nn.functional.pad(tokens, (0, self._rounded(tokens.shape[1]) - tokens.shape[1]))
         if self._is_written() and not self._is_long(tokens.shape[1]):
-            return _alone(self._model.get_decoder(), tokens)
+            return _alone(body_of(self._model), tokens)
         return own_states(self._model, tokens)
 
     def pack(self, tokens: Tensor, prompt_lengths: Tensor, ends: Tensor) -> Packed | None:
@@ -77,7 +77,7 @@ class Backbone:
         model's precision, one copy for all layers: from a boolean one every layer would make its own copy and keep it
         for the backward pass.
         """
-        body = self._model.get_decoder()
+        body = body_of(self._model)
         if self._is_written():
             return body_states(body, packed.tokens, packed.positions, packed.branches)
         dtype = next(body.parameters()).dtype
@@ -182,7 +182,7 @@ class Backbone:
 
 def own_states(model: Any, tokens: Tensor) -> Tensor:
     """Return the hidden states Float[B S d] of ``tokens`` Int[B S] by the model's own code."""
-    body = model.get_decoder()
+    body = body_of(model)
     known = checked_arguments(body, accepted(body), {"use_cache": False})
     hidden: Tensor = body(input_ids=tokens, **known).last_hidden_state
     return hidden
@@ -190,14 +190,14 @@ def own_states(model: Any, tokens: Tensor) -> Tensor:
 
 def may_write_out(model: Any) -> bool:
     """Whether a backbone may use `body_states`; a user's choice of eager attention is kept."""
-    body = model.get_decoder()
+    body = body_of(model)
     is_sdpa = body is not model and body.config._attn_implementation in (OWN, "sdpa")
     return is_sdpa and is_standard(body)
 
 
 def kept_for_backward(model: Any) -> int:
     """Return the numbers per token that `body_states` keeps for the backward pass; 0 if it is not used."""
-    return kept_per_token(model.get_decoder()) if may_write_out(model) else 0
+    return kept_per_token(body_of(model)) if may_write_out(model) else 0
 
 
 def _reproduces(body: Any) -> bool:

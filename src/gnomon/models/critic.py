@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError
+from gnomon.models.forward import body_of
 from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
 from gnomon.models.tiny import tiny_model
 from gnomon.models.token_strings import parsed, untrusted
@@ -55,7 +56,7 @@ class CausalCritic(nn.Module):
 
     def get_decoder(self) -> nn.Module:
         """Return the backbone, under transformers' name for it."""
-        decoder: nn.Module = self.model.get_decoder()
+        decoder: nn.Module = body_of(self.model)
         return decoder
 
     def get_input_embeddings(self) -> nn.Module:

@@ -26,6 +26,16 @@ def accepted(module: nn.Module) -> frozenset[str]:
     return frozenset(p.name for p in kinds if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
+def body_of(model: Any) -> Any:
+    """Return the model below its head; the model itself where it has none.
+
+    transformers' Llama 4 says of its text model that it is its own decoder.
+    """
+    body = model.get_decoder()
+    inner = dict(model.named_children()).get("model") if body is model else None
+    return body if inner is None else inner
+
+
 def cache_name(names: frozenset[str]) -> str | None:
     """Return the cache's name among these arguments; None if the model takes no cache.
 

@@ -10,7 +10,8 @@ them again, for all rows and a part of the vocabulary at a time, so the gradient
     product
 and not a sum over chunks. This costs one more product and saves V floats per token. If all rows fit into one chunk,
     their
-logits are kept for the backward pass: no more memory at a time, and one product of four saved.
+logits are kept for the backward pass: no more memory at a time, and one product of four saved. Logits that a model
+bounds (b tanh(z / b)) have the slope 1 - (logit / b)^2 more.
 
 The same pass gives the KL to a distribution q of which the likeliest tokens are known. With f = log p - log q of each
 of these, and of all others together (f'), KL = sum p f:
@@ -87,6 +88,7 @@ def scored(
     targets: Tensor,
     settings: tuple[float, int, bool],
     top: TopLogprobs | None = None,
+    bound: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `chosen_logprobs` does, and KL(row || the distribution that ``top`` is of), Float32[N].
 
@@ -96,6 +98,7 @@ def scored(
         targets: Int[N].
         settings: temperature, chunk_tokens and with_entropy of `chosen_logprobs`.
         top: Int[N K] and Float[N K], a row for each of ``hidden``; K = V is the whole distribution. None: zeros.
+        bound: b of logits b tanh(z / b), z = W h + bias, before the temperature; None for none.
 
     >>> head = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(head.weight)
@@ -110,19 +113,25 @@ def scored(
         hidden, targets = functional.pad(hidden, (0, 0, 0, missing)), functional.pad(targets, (0, missing))
         ids, logprobs = (x if x is None else functional.pad(x, (0, 0, 0, missing)) for x in (ids, logprobs))
     found: tuple[Tensor, Tensor, Tensor] = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, (targets, ids, logprobs), settings
+        hidden, head.weight, head.bias, (targets, ids, logprobs), (*settings, bound)
     )
     return found[0][:count], found[1][:count], found[2][:count]
 
 
 def likeliest(
-    hidden: Tensor, head: nn.Linear, temperature: float, chunk_tokens: int, kept: tuple[int, int]
+    hidden: Tensor,
+    head: nn.Linear,
+    temperature: float,
+    chunk_tokens: int,
+    kept: tuple[int, int],
+    bound: float | None = None,
 ) -> TopLogprobs:
     """Return the likeliest tokens of each row of ``hidden`` Float[N d]; without a gradient.
 
     Args:
         hidden: As `chosen_logprobs` has it, like the three that follow.
         kept: How many, and among how many of the first tokens.
+        bound: See `scored`.
 
     >>> head = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(head.weight)
@@ -131,7 +140,7 @@ def likeliest(
     """
     count, among = kept
     found = [
-        (head(hidden[chunk]).float() / temperature).log_softmax(-1)[:, :among].topk(count, -1)
+        (_bounded(head(hidden[chunk]), bound).float() / temperature).log_softmax(-1)[:, :among].topk(count, -1)
         for chunk in _chunks(len(hidden), chunk_tokens)
     ]
     values, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -167,9 +176,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         asked: tuple[Tensor, Tensor | None, Tensor | None],
-        settings: tuple[float, int, bool],
+        settings: tuple[float, int, bool, float | None],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        temperature, chunk_tokens, with_entropy = settings
+        temperature, chunk_tokens, with_entropy, bound = settings
         targets, ids, others = asked
         largest, total, logprobs = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         entropy, kl, rest = (torch.zeros_like(largest) for _ in range(3))
@@ -177,7 +186,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         is_kept = len(hidden) <= chunk_tokens and any(ctx.needs_input_grad)
         ctx.kept = None
         for chunk in _chunks(len(hidden), chunk_tokens):
-            logits = functional.linear(hidden[chunk], weight, bias)
+            logits = _bounded(functional.linear(hidden[chunk], weight, bias), bound)
             found = (largest[chunk], total[chunk], logprobs[chunk], entropy[chunk] if with_entropy else None)
             # Looked up first: what follows may write over the logits.
             own = None if ids is None else logits.gather(1, ids[chunk].long()).float() / temperature
@@ -199,7 +208,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         ctx: Any, to_logprob: Tensor | None, to_entropy: Tensor | None, to_kl: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, largest, total, entropy, turn, ids, pushes = ctx.saved_tensors
-        temperature, chunk_tokens, with_entropy = ctx.settings
+        temperature, chunk_tokens, with_entropy, bound = ctx.settings
         if to_logprob is None:
             to_logprob = torch.zeros_like(entropy)
         further = None
@@ -221,10 +230,13 @@ class _ChosenLogprobs(torch.autograd.Function):
         given = (targets, largest, total, entropy, to_logprob.contiguous(), to_entropy)
         for part in parts:
             own = None if bias is None else bias[part]
-            slopes = functional.linear(hidden, weight[part], own) if kept is None else kept
+            slopes = _bounded(functional.linear(hidden, weight[part], own), bound) if kept is None else kept
+            flattened = None if bound is None else (slopes / bound).square_().neg_().add_(1)
             _turn_into_slopes(slopes, part.start, given, temperature)
             if further is not None:
                 _add_at(slopes, part.start, *further)
+            if flattened is not None:
+                slopes *= flattened
             if d_bias is not None:
                 d_bias[part] = slopes.sum(0, dtype=torch.float32)
             if d_weight is not None:
@@ -237,6 +249,11 @@ class _ChosenLogprobs(torch.autograd.Function):
                 product = slopes @ weight[part]
                 d_hidden = product if d_hidden is None else d_hidden.add_(product)
         return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias, None, None
+
+
+def _bounded(logits: Tensor, bound: float | None) -> Tensor:
+    """Return b tanh(z / b), written over the logits z."""
+    return logits if bound is None else logits.div_(bound).tanh_().mul_(bound)
 
 
 def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float, is_kept: bool) -> None:

@@ -17,7 +17,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import TopLogprobs
 from gnomon.models.attention import rotary_edge
 from gnomon.models.backbone import Backbone, own_states
-from gnomon.models.forward import accepted, checked_arguments
+from gnomon.models.forward import accepted, body_of, checked_arguments
 from gnomon.models.head import chunk_for, divergence, likeliest, scored
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
@@ -83,11 +83,11 @@ class TokenScorer:
     Only hidden states that predict a wanted token reach the head, ``chunk_tokens`` at a time, so logits of shape [B, T,
     V] never exist, neither forward nor backward.
 
-    This needs a model whose logits are its head's plain linear output. Gemma 2 bounds its logits, Cohere and Granite
-    scale them, and no flag says so. So the constructor tries the model on two tokens: it replaces the head's output by
-    a ramp, and checks that the ramp comes out unchanged and that the head's input is the backbone's output. Otherwise
-    ``is_split`` is false, and the whole model is run row by row, with each row's logits recomputed in the backward
-    pass: exact for any causal model, [1, T, V] at a time, and slower.
+    This needs a model whose logits are its head's linear output, times a number (Cohere, Granite) or bounded (Gemma 2).
+    No flag says so, so the constructor tries the model on two tokens: it replaces the head's output by a ramp, and
+    checks that the ramp comes out so and that the head's input is the backbone's output. Otherwise ``is_split`` is
+    false, and the whole model is run row by row, with each row's logits recomputed in the backward pass: exact for any
+    causal model, [1, T, V] at a time, and slower.
 
     Rows with one prompt share its computation if the model allows it (`prefix`); ``shares_prompts`` says whether it
     does.
@@ -109,7 +109,8 @@ class TokenScorer:
         device = next(model.parameters()).device
         self._trunk = Backbone(model)
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
-        self.is_split = _is_split(self.model)
+        self._end = _end_of(self.model)
+        self.is_split = self._end is not None
         self.shares_prompts = self.is_split and self._trunk.can_share()
         self._names = accepted(model)
         self._edge = rotary_edge(model.config)
@@ -212,14 +213,16 @@ class TokenScorer:
         targets = tokens[rows, positions]
         predicting = (rows, positions - 1)
         top = None if asked.top is None else TopLogprobs(*(part[rows, columns] for part in asked.top))
-        if self.is_split:
+        if self.is_split and self._end is not None:
+            scale, bound = self._end
+            warmth = temperature / scale
             hidden = self._hidden(asked, predicting, routing, shares)
             computed, experts = hidden.states.shape[0] * hidden.states.shape[1], hidden.experts
             # One flat index: its backward is an index_add, much cheaper than that of hidden[rows, predicting].
             wanted = hidden.states.flatten(0, 1).index_select(0, hidden.index)
             head = self.model.get_output_embeddings()
-            found = scored(wanted, head, targets, (temperature, self.chunk_tokens, with_entropy), top)
-            own = likeliest(wanted, head, temperature, self.chunk_tokens, self._kept) if self._kept else None
+            found = scored(wanted, head, targets, (warmth, self.chunk_tokens, with_entropy), top, bound)
+            own = likeliest(wanted, head, warmth, self.chunk_tokens, self._kept, bound) if self._kept else None
         else:
             computed = tokens.numel()
             how = (temperature, with_entropy, top)
@@ -325,11 +328,14 @@ def _put(into: TopLogprobs | None, where: tuple[Tensor, ...], values: TopLogprob
     return TopLogprobs(*(whole.index_put(where, part) for whole, part in zip(into, values, strict=True)))
 
 
-def _is_split(model: Any) -> bool:
-    """Whether the model is its backbone, then one linear layer, then nothing."""
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or model.get_decoder() is model:
-        return False
+def _end_of(model: Any) -> tuple[float, float | None] | None:
+    """Return what the logits are: (1, None) the head's own linear output z, (s, None) s z, (1, b) b tanh(z / b).
+
+    None where they are anything else, or where the head's input is not the backbone's output.
+    """
+    head, body = model.get_output_embeddings(), body_of(model)
+    if type(head) is not nn.Linear or body is model:
+        return None
     ramp = torch.linspace(-100.0, 100.0, head.out_features).to(head.weight)
     given: list[Tensor] = []
 
@@ -346,5 +352,16 @@ def _is_split(model: Any) -> bool:
         finally:
             hook.remove()
         hidden = own_states(model, tokens)
-    passes_through = logits.shape[-1] == ramp.numel() and bool((logits.float() == ramp.float()).all())
-    return passes_through and len(given) == 1 and torch.equal(given[0], hidden)
+    if len(given) != 1 or not torch.equal(given[0], hidden) or logits.shape[-1] != ramp.numel():
+        return None
+    found, exact = logits.float(), ramp.float()
+    stated = vars(model.config.get_text_config()).items()
+    bounds = [v for name, v in stated if "softcap" in name.replace("_", "") and type(v) in (int, float) and v > 0]
+    scale = float(found[0, 0, -1] / exact[-1])
+    # Rounded once in the head's precision.
+    near = {"rtol": 4 * torch.finfo(head.weight.dtype).eps, "atol": 0.0}
+    for bound in bounds:
+        if torch.allclose(found, ((ramp / bound).tanh() * bound).float().expand_as(found), **near):
+            return 1.0, float(bound)
+    is_scaled = scale > 0 and torch.allclose(found, (exact * scale).expand_as(found), **near)
+    return (scale, None) if is_scaled else None
