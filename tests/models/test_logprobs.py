@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of responses, against the plain formula."""
 
 from statistics import geometric_mean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from gnomon.core.errors import ConfigError
+from gnomon.learner.forward import scorer_on
 from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer
 
@@ -169,6 +171,9 @@ def test_a_model_that_does_anything_else_is_computed_row_by_row():
         policy = model(input_ids=tokens).logits.log_softmax(-1)
 
     assert not scorer.is_split
+    parted: Any = SimpleNamespace(size=2, device=None)
+    with pytest.raises(ConfigError, match=r"(?s)Otherwise does more with its head's output.*learner.processes = 1"):
+        scorer_on(parted, model)
     for row, column in mask.nonzero().tolist():
         at = int(prompts[row]) + column
         assert float(found[row, column]) == pytest.approx(float(policy[row, at - 1, tokens[row, at]]), abs=1e-5)

@@ -239,8 +239,8 @@ def scorer_on(mesh: Mesh, model: nn.Module) -> TokenScorer:
     scorer = TokenScorer(model, chunk)
     if mesh.size > 1 and not scorer.is_split:
         raise ConfigError(
-            f"{type(model).__name__} does more with its head's output than to scale or to bound it, so it is computed row "
-            "by row, and processes that hold it together would have to have equally many; set learner.processes = 1"
+            f"{type(model).__name__} does more with its head's output than scaling or bounding it, so it is computed "
+            "row by row, and processes that hold it together would have to have equally many; set learner.processes = 1"
         )
     return scorer
 

@@ -359,9 +359,9 @@ def _end_of(model: Any) -> tuple[float, float | None] | None:
     bounds = [v for name, v in stated if "softcap" in name.replace("_", "") and type(v) in (int, float) and v > 0]
     scale = float(found[0, 0, -1] / exact[-1])
     # Rounded once in the head's precision.
-    near = {"rtol": 4 * torch.finfo(head.weight.dtype).eps, "atol": 0.0}
+    near = 4 * torch.finfo(head.weight.dtype).eps
     for bound in bounds:
-        if torch.allclose(found, ((ramp / bound).tanh() * bound).float().expand_as(found), **near):
+        if torch.allclose(found, ((ramp / bound).tanh() * bound).float().expand_as(found), near, 0.0):
             return 1.0, float(bound)
-    is_scaled = scale > 0 and torch.allclose(found, (exact * scale).expand_as(found), **near)
+    is_scaled = scale > 0 and torch.allclose(found, (exact * scale).expand_as(found), near, 0.0)
     return (scale, None) if is_scaled else None
