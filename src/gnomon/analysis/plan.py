@@ -14,6 +14,7 @@ from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
+from gnomon.models.quantized import BITS
 from gnomon.models.size import ModelSize, model_size
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
@@ -27,7 +28,10 @@ _YEAR = 366 * 24 * 3600
 _ON_POLICY = "the weights that answered are the weights that are trained"
 _PROBE_TOKENS = 256
 _PROBE_TOKENS_GPU = 8192
-_SMALLER = "train adapters (lora.rank), set learner.gradient_checkpointing = true, or lower engine.max_concurrent"
+_SMALLER = (
+    "train adapters (lora.rank) on a base in few bits (lora.base), set learner.gradient_checkpointing = true, or lower "
+    "engine.max_concurrent"
+)
 _REACHED = 0.25
 """Share of the measured matrix rate that a whole step reached in the calibration (docs/log)."""
 
@@ -146,7 +150,8 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
     yield (
         f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
         f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
-        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''})."
+        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}"
+        f"{f' on a base in {experiment.lora.quantized}' if experiment.lora and experiment.lora.quantized else ''})."
     )
     if experiment.continue_from is not None:
         yield f"It goes on from step {experiment.first_step} of {experiment.continue_from}."
@@ -356,6 +361,8 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
     masters = 16 if item < 4 else 12
     weights = size.parameters * item + _trained(resolved, size) * masters
+    if experiment.lora is not None and experiment.lora.quantized is not None:
+        weights -= int(size.quantizable * (item - BITS[experiment.lora.quantized] / 8))
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
     # Once with the answers on their way, once more in the batch.
     weights += (experiment.staleness_bound + 2) * costs.distribution_bytes

@@ -6,6 +6,7 @@ them, memory, seconds of every stage, the bottleneck, and what gnomon does not c
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -115,7 +116,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         with working("reckoning what a step takes"):
             found = planner.forecast(place)
     except ConfigError:
-        ways = [] if changed else [way.split() for way in search.remedies(place) if not way.startswith("--")]
+        ways = [] if changed else [way.split() for way, _ in search.remedies(place) if not way.startswith("--")]
         if ways:
             # What was asked is refused all the same, after the plan of what would do.
             given.overrides += ways[0]
@@ -126,7 +127,10 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         print(json.dumps({**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}, indent=2))
         return 0
     said = [f"Plan with {' '.join(changed)}, without which it does not fit:"] if changed else []
-    lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences()]
+    chosen = {setting.partition("=")[0] for setting in found.settings}
+    own = [override for override in given.overrides if override.partition("=")[0] not in chosen]
+    command = shlex.join(["gnomon", "train", given.experiment, *own, *found.settings])
+    lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences(), command]
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
         print(to_toml(loaded.experiment))

@@ -26,7 +26,10 @@ BLOCK = 64
 """Weights that share a scale in NF4, one after the other in a row (QLoRA, section 3)."""
 BITS = {"nf4": 4 + 32 / BLOCK, "int8": 8.0}
 """Bits that a weight takes, with its share of a scale in float32; of int8 a row has one scale, which is left out."""
-_AT_ONCE, _AT_ONCE_GPU = 1 << 18, 1 << 24
+_AT_ONCE, AT_ONCE_GPU = 1 << 18, 1 << 24
+"""Weights that are dequantized at once: on a CPU so many that they stay in its cache."""
+TRAFFIC = {"nf4": 20.5, "int8": 9.0}
+"""Bytes that the operations which dequantize a weight read and write, beside the weight that they make."""
 _LEAST_SHARE = 0.5
 _LEAST = torch.finfo(torch.float32).tiny
 
@@ -77,7 +80,7 @@ class QuantizedLinear(nn.Module):
             return self.codes.mul(self.scales[:, None]).to(self.dtype)
         found = torch.empty(self.shape, dtype=self.dtype, device=device)
         flat, pairs = found.view(-1), _pairs(device)
-        size = _AT_ONCE if device.type == "cpu" else _AT_ONCE_GPU
+        size = _AT_ONCE if device.type == "cpu" else AT_ONCE_GPU
         parts = zip(self.codes.split(size // 2), self.scales.split(size // BLOCK), flat.split(size), strict=True)
         for codes, scales, place in parts:
             values = torch.view_as_real(pairs.index_select(0, codes.int())).view(-1, BLOCK)
@@ -114,7 +117,7 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     table = torch.tensor(NF4, device=weight.device)
     edges = (table[1:] + table[:-1]) / 2
     found = list[tuple[Tensor, Tensor]]()
-    for part in weight.reshape(-1).split(_AT_ONCE_GPU):
+    for part in weight.reshape(-1).split(AT_ONCE_GPU):
         blocks = functional.pad(part.float(), (0, -len(part) % BLOCK)).view(-1, BLOCK)
         most = blocks.abs().amax(1)
         nearest = torch.bucketize(blocks / most.clamp_min(_LEAST)[:, None], edges).to(torch.uint8).view(-1, 2)

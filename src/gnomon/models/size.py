@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gnomon.models.load import model_config
+from gnomon.models.quantized import quantizable
 from gnomon.models.routing import expert_count
 from gnomon.models.tiny import TINY_MODELS, tiny_model
 
@@ -19,6 +20,7 @@ class ModelSize:
         parameters: Weights; a tied weight counts once.
         cache_bytes_per_token: KV cache of one position in bf16; 0 if the config does not say.
         experts: Per layer, 0 for a dense model.
+        quantizable: Weights that `lora.base` would store in fewer bits.
     """
 
     parameters: int
@@ -27,6 +29,7 @@ class ModelSize:
     vocabulary: int
     cache_bytes_per_token: int
     experts: int = 0
+    quantizable: int = 0
 
 
 def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -59,4 +62,5 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
         vocabulary=config.vocab_size,
         cache_bytes_per_token=2 * 2 * config.num_hidden_layers * heads * head,
         experts=expert_count(model),
+        quantizable=sum(layer.weight.numel() for layer in quantizable(model).values()),
     )

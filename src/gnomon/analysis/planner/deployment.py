@@ -77,6 +77,11 @@ def place_of(
             "(sampling.max_completion_length)"
         )
     job, shape = job_of(resolved, prompt_tokens, answer_tokens), shape_of(experiment.model)
+    if job.base is not None and shape.experts:
+        raise ConfigError(
+            f"lora.base = '{job.base}' stores linear layers in fewer bits, and the experts of {shape.name} are one "
+            "tensor a layer; leave lora.base out"
+        )
     if job.is_broadcast and (why := broadcast_refused(shape, job)):
         raise ConfigError(
             f"cluster.transfer = '{experiment.cluster.transfer}' cannot be had with {why}; set cluster.transfer = "

@@ -8,6 +8,7 @@ from statistics import NormalDist
 from gnomon.algorithms import Algorithm
 from gnomon.analysis.plan import passes
 from gnomon.core.errors import check_bounds
+from gnomon.models.quantized import Kind
 from gnomon.training.resolve import Resolved
 
 _NORMAL = NormalDist()
@@ -131,6 +132,7 @@ class PlannedJob:
         minibatches: Minibatches of an epoch.
         scored: Forward passes over a step's tokens, without the passes of training.
         rank: Rank of the adapters, 0 for full weights.
+        base: How the frozen weights beneath adapters are quantized, None if they are not.
         has_reference: Whether a frozen copy of the first weights is kept.
         has_critic: Whether the critic is a separate network.
         has_average: Whether an average of the weights is kept.
@@ -154,6 +156,7 @@ class PlannedJob:
     minibatches: int = 1
     scored: int = 0
     rank: int = 0
+    base: Kind | None = None
     has_reference: bool = False
     has_critic: bool = False
     has_average: bool = False
@@ -222,6 +225,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         minibatches=algorithm.updates.minibatches,
         scored=_scored(algorithm),
         rank=experiment.lora.rank if experiment.lora else 0,
+        base=experiment.lora.quantized if experiment.lora else None,
         has_reference="reference" in algorithm.needs
         and (experiment.lora is None or bool(algorithm.reference.teachers)),
         has_critic=critic is not None and critic.trunk == "separate",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gnomon.analysis.planner.deployment import Deployment
 from gnomon.analysis.planner.job import PlannedJob
 from gnomon.analysis.planner.shapes import ModelShape
+from gnomon.models.quantized import AT_ONCE_GPU, BITS
 
 GIGABYTE = 1e9
 _LOGITS_SHARE, _LOGITS_COPIES, _LOGITS_TOKENS = 64, 4, 8192
@@ -59,13 +60,13 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
     """Return the peak memory of a learner's device.
 
     Sharded over the learners: float32 masters, gradients and two moments, 16 bytes for each trained weight; frozen
-    weights in the computing precision. Not sharded: the gathered layer and the next one, one layer's gradient in the
+    weights as they are stored. Not sharded: the gathered layer and the next one, one layer's gradient in the
     computing precision and in float32, embedding and head (gathered during the whole pass), activations, and a few
     copies of float32 logits.
     """
     shape, job, hardware, n = place.shape, place.job, place.hardware, layout.learners
     own, item = trained(shape, job), job.item
-    frozen = shape.parameters * item if job.rank else 0
+    frozen = stored_bytes(shape, job) if job.rank else 0
     outside = shape.embedding * (1 if shape.is_tied else 2)
     parts = {
         "weights": (4 * own + frozen) / n,
@@ -75,27 +76,48 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
         "critic": shape.parameters * 16 / n if job.has_critic else 0.0,
         "average": own * (item + (4 if item < 4 else 0)) / n if job.has_average else 0.0,
         "gathered": _gathered(shape.layer, outside, item, bool(job.rank)) if n > 1 or job.is_offloaded else 0.0,
-        "activations": layout.micro * kept_bytes(shape, item, layout.is_recomputed),
+        "dequantized": _dequantized_bytes(shape, job),
+        "activations": layout.micro * kept_bytes(shape, job, layout.is_recomputed),
         # A chunk of logits and its copies; a chunk is at most a 64th of the memory (`models.head`).
         "logits": _LOGITS_COPIES * min(_LOGITS_TOKENS * 4.0 * shape.vocabulary, hardware.memory / _LOGITS_SHARE),
         "libraries": place.reached.libraries,
     }
     if place.is_shared:
         # One process computes with a rounded copy of its masters, or its engine has one of offloaded masters.
-        parts["weights that compute"] = own * item if job.is_offloaded or (item < 4 and not job.rank) else 0.0
+        computing = shape.parameters if job.is_offloaded else own if item < 4 and not job.rank else 0
+        parts["weights that compute"] = float(computing * item)
     if job.is_offloaded:
         parts |= dict.fromkeys(("weights", "gradients", "moments", "reference", "critic", "average"), 0.0)
     return Held(parts, hardware.memory * place.reached.memory)
 
 
-def kept_bytes(shape: ModelShape, item: int, is_recomputed: bool) -> float:
+def stored_bytes(shape: ModelShape, job: PlannedJob) -> float:
+    """Return the bytes of the weights that compute: layers as `lora.base` stores them, the rest in full precision."""
+    each = job.item if job.base is None else BITS[job.base] / 8
+    return shape.body * each + (shape.parameters - shape.body) * job.item
+
+
+def _dequantized_bytes(shape: ModelShape, job: PlannedJob) -> float:
+    """Return the bytes of the largest matrix while it is dequantized, with what `models.quantized` makes on the way."""
+    if job.base is None:
+        return 0.0
+    largest = shape.width * max(shape.inner, shape.heads * shape.head)
+    return largest * job.item + (min(largest, AT_ONCE_GPU) * 6 if job.base == "nf4" else largest * 4)
+
+
+def kept_bytes(shape: ModelShape, job: PlannedJob, is_recomputed: bool) -> float:
     """Return the bytes that a token's forward pass keeps.
 
-    With recomputation these are every layer's input and one layer's activations, otherwise all activations.
+    With recomputation these are every layer's input and one layer's activations, otherwise all activations. Adapters
+    are float32, and so is each input of one that they keep: in bfloat16 a dense layer of Qwen3's form keeps twice as
+    much with them as without (counted in tests/analysis/planner/test_small_cards.py).
     """
-    if is_recomputed:
-        return item * (shape.layers * shape.width + shape.kept)
-    return item * shape.layers * shape.kept
+    layer, item = float(job.item * shape.kept), job.item
+    if job.rank and not shape.experts:
+        asked, kept = shape.heads * shape.head, shape.kv_heads * shape.head
+        width, inner, key = (28, 10, 8) if item < 4 else (16, 16, 12)
+        layer = width * shape.width + inner * shape.inner + 12 * asked + key * kept + 28 * job.rank
+    return item * shape.layers * shape.width + layer if is_recomputed else shape.layers * layer
 
 
 def engine_memory(place: Deployment, layout: Layout) -> Held:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 
 from gnomon.analysis.planner.deployment import Deployment
 from gnomon.analysis.planner.hardware import GPUS
-from gnomon.analysis.planner.job import Lengths
+from gnomon.analysis.planner.job import Lengths, PlannedJob
 from gnomon.analysis.planner.layout import (
     GIGABYTE,
     Layout,
@@ -22,6 +23,7 @@ from gnomon.analysis.planner.quantities import size
 from gnomon.analysis.planner.simulate import Flow, Timing, simulate
 from gnomon.analysis.planner.stages import Stages, pace_of, stages
 from gnomon.core.errors import ConfigError
+from gnomon.models.quantized import KINDS
 from gnomon.training.notes import many
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3
@@ -50,7 +52,8 @@ def best_layout(place: Deployment) -> BestLayout:
     try:
         fitting = list(layouts(place))
     except ConfigError as error:
-        ways = "; or ".join(remedies(place)) or "a smaller model, shorter answers"
+        said = (f"{way} (a step takes {factor:.2g} times as long)" for way, factor in remedies(place))
+        ways = "; or ".join(said) or "a smaller model, shorter answers"
         raise ConfigError(
             f"{place.shape.name} does not fit on {many(place.devices, 'device')} of "
             f"{place.hardware.memory / GIGABYTE:.0f} GB, however they are parted ({error}).\nIt fits with {ways}"
@@ -111,29 +114,68 @@ _MOST_NODES = 32
 _SHORTEST = 256
 
 
-def remedies(place: Deployment) -> Iterator[str]:
-    """Yield what can be set, one way each, so that the job fits."""
-    job = place.job
-    adapted = replace(job, rank=job.rank or _RANK, has_reference=False)
-    changes = [] if job.rank else [(f"lora.rank={_RANK}", adapted)]
-    changes += [] if job.is_offloaded else [("learner.offload=true", replace(job, is_offloaded=True))]
-    if not job.rank and not job.is_offloaded:
-        changes += [(f"lora.rank={_RANK} learner.offload=true", replace(adapted, is_offloaded=True))]
-    longest = job.answers.longest // 2
-    while longest >= _SHORTEST:
-        shorter = Lengths(min(job.answers.mean, longest / 2), longest)
-        changes.append((f"sampling.max_completion_length={longest}", replace(job, answers=shorter)))
-        longest //= 2
-    found = (name for name, changed in changes if fits(replace(place, job=changed)))
-    yield from islice(found, 2)
+def remedies(place: Deployment) -> Iterator[tuple[str, float]]:
+    """Yield ways in which the job fits: what to set or to take, and by what factor a step takes longer or shorter.
+
+    The factor is to the step that was asked for, on the same devices with as much memory as it needs. Settings come in
+    the order of that factor, two at most; passes and recomputed layers are the planner's own choice in all of them.
+    """
+    asked = _seconds(replace(place, hardware=replace(place.hardware, memory=1e3 * place.hardware.memory)))
+    found = dict[str, float]()
+    for changes in (_plain_changes, _quantized_changes, _shorter):
+        # A quantized base is slower than a plain one, and shorter answers are other work.
+        if f"lora.rank={_RANK}" not in found and (not found or changes is not _shorter):
+            places = {name: replace(place, job=changed) for name, changed in changes(place.job).items()}
+            found |= {name: _seconds(changed) / asked for name, changed in places.items() if fits(changed)}
+    yield from islice(sorted(found.items(), key=itemgetter(1)), 2)
     node, more = place.hardware.node, place.devices * 2
     while more <= node * _MOST_NODES:
-        if fits(replace(place, devices=more, is_shared=False)):
-            yield f"--gpus {more}"
+        wider = replace(place, devices=more, is_shared=False)
+        if fits(wider):
+            yield f"--gpus {more}", _seconds(wider) / asked
             break
         more *= 2
-    larger = (gpu for gpu in GPUS.values() if gpu.memory > place.hardware.memory)
-    yield from islice((f"--hardware {gpu.name}" for gpu in larger if fits(replace(place, hardware=gpu))), 1)
+    larger = (replace(place, hardware=gpu) for gpu in GPUS.values() if gpu.memory > place.hardware.memory)
+    for wider in islice(filter(fits, larger), 1):
+        yield f"--hardware {wider.hardware.name}", _seconds(wider) / asked
+
+
+def _plain_changes(job: PlannedJob) -> dict[str, PlannedJob]:
+    """Return what can be set, by how it is spelled: adapters, offload, smaller passes."""
+    adapted = replace(job, rank=job.rank or _RANK, has_reference=False)
+    changes = {} if job.rank else {f"lora.rank={_RANK}": adapted}
+    if not job.is_offloaded and job.base is None:
+        changes["learner.offload=true"] = replace(job, is_offloaded=True)
+        if not job.rank:
+            changes[f"lora.rank={_RANK} learner.offload=true"] = replace(adapted, is_offloaded=True)
+    if job.micro > job.longest:
+        least = math.ceil(job.longest)
+        changes[f"learner.max_tokens_per_micro_batch={least}"] = replace(job, micro=least)
+    return changes
+
+
+def _quantized_changes(job: PlannedJob) -> dict[str, PlannedJob]:
+    """Return the ways with a quantized base."""
+    if job.base is not None or job.is_offloaded:
+        return {}
+    named, rank = "" if job.rank else f"lora.rank={_RANK} ", job.rank or _RANK
+    return {f"{named}lora.base={kind}": replace(job, rank=rank, base=kind, has_reference=False) for kind in KINDS}
+
+
+def _shorter(job: PlannedJob) -> dict[str, PlannedJob]:
+    """Return the job with answers of a half, a quarter and so on, and the same on a base in 4 bits."""
+    found, longest = dict[str, PlannedJob](), job.answers.longest // 2
+    while longest >= _SHORTEST:
+        shorter = replace(job, answers=Lengths(min(job.answers.mean, longest / 2), longest))
+        cut = f"sampling.max_completion_length={longest}"
+        found |= {cut: shorter} | {f"{way} {cut}": few for way, few in _quantized_changes(shorter).items()}
+        longest //= 2
+    return found
+
+
+def _seconds(place: Deployment) -> float:
+    """Return the estimated seconds of the best layout's step."""
+    return min(reckoned(place, stages(place, layout)) for layout in layouts(place))
 
 
 def widths(place: Deployment, fewest: int) -> Iterator[int]:
@@ -182,7 +224,7 @@ def passes_for(place: Deployment, layout: Layout) -> Layout | str:
     chosen: Layout | None = None
     for is_recomputed in (False, True):
         empty = learner_memory(place, replace(layout, micro=0, is_recomputed=is_recomputed))
-        room = (empty.room - empty.total) / kept_bytes(place.shape, place.job.item, is_recomputed)
+        room = (empty.room - empty.total) / kept_bytes(place.shape, place.job, is_recomputed)
         tokens = place.job.micro or min(most, int(room))
         if tokens < least or room < tokens:
             continue
@@ -235,7 +277,7 @@ def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
 def _shares(place: Deployment) -> Iterator[int]:
     """Yield possible numbers of learners: all numbers within a node, or about 32 multiples of a node."""
     node, devices = place.hardware.node, place.devices
-    if place.is_shared:
+    if place.is_shared or place.job.base is not None:
         yield 1
         return
     if devices <= node:

@@ -7,7 +7,8 @@ from functools import cached_property
 from gnomon.analysis.planner.deployment import Deployment
 from gnomon.analysis.planner.layout import Layout, concurrency, row_tokens
 from gnomon.analysis.planner.shapes import ModelShape
-from gnomon.analysis.planner.traffic import communicating, publishing
+from gnomon.analysis.planner.traffic import communicating, micro_batches, publishing
+from gnomon.models.quantized import TRAFFIC
 
 _PANELS = 128
 
@@ -29,6 +30,8 @@ class UpdatePace:
         reached, hardware, item = self.place.reached, self.place.hardware, self.place.job.item
         read = self.shape.read(rows) * item / (self.parts * hardware.bandwidth * reached.reading)
         operations = 2 * (self.shape.active + self.shape.embedding) * rows
+        if self.place.is_shared:
+            read += dequantizing(self.place)
         summed = 2 * self.shape.layers * (reached.exchange + self._summing(rows)) if self.parts > 1 else 0.0
         return reached.decode_step + read + operations / (self.parts * self._products()) + summed
 
@@ -80,10 +83,19 @@ def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
     whole += job.scored * (body + head)
     mixture = place.reached.mixture if shape.experts else 1.0
     rate = layout.learners * place.hardware.operations * place.reached.training * mixture
+    scored = job.scored * math.ceil(job.computed / (layout.learners * layout.micro))
+    again = micro_batches(place, layout) * (2 + layout.is_recomputed) + scored
     moved = communicating(place, layout)
     if job.is_offloaded:
         moved += 32.0 * shape.parameters / layout.learners / (place.hardware.host_link * place.reached.links)
-    return whole / rate, moved
+    return whole / rate + again * dequantizing(place), moved
+
+
+def dequantizing(place: Deployment) -> float:
+    """Return the seconds of dequantizing every layer once, by the bytes that PyTorch's operations move."""
+    job = place.job
+    moved = 0.0 if job.base is None else place.shape.body * (TRAFFIC[job.base] + job.item)
+    return moved / (place.hardware.bandwidth * place.reached.reading)
 
 
 @dataclass(frozen=True)
