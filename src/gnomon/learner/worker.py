@@ -134,7 +134,6 @@ class LearnerWorker:
 def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
     found = write_tensors(path, tensors)
     sync_file(path)
-    reach("share")
     return [str(path), found]
 
 
