@@ -69,8 +69,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention as transformers' SDPA does, faster in two cases. Sums have another order: equal up to rounding.
 
-    Packed rows come with ``branches``: see `packed_attention`. For one new position per row on a CPU, the query heads
-    that share a key become query rows. transformers copies keys and values for each query head of a group
+    Packed rows come with ``branches``: see `packed_attention`. For one new position per row, the query heads that
+    share a key become query rows. transformers copies keys and values for each query head of a group
     (`repeat_kv`), which for a group of 3 triples the memory that a decoding step reads.
 
     Raises:
@@ -81,8 +81,7 @@ def attend(
     rows, heads, length, size = query.shape
     shared = key.shape[1]
     is_masked_by_head = attention_mask is not None and attention_mask.shape[1] != 1
-    is_step = length == 1 and heads != shared and query.device.type == "cpu"
-    if not is_step or settings.get("position_bias") is not None or is_masked_by_head:
+    if length != 1 or heads == shared or settings.get("position_bias") is not None or is_masked_by_head:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     out = functional.scaled_dot_product_attention(
         query.reshape(rows, shared, heads // shared, size),
