@@ -8,7 +8,7 @@ from gnomon.cli.main import main
 
 def parser() -> SettingsParser:
     """A parser with one option of each kind."""
-    made = SettingsParser(prog="gnomon verb")
+    made = SettingsParser("verb", None)
     made.add_argument("experiment")
     made.add_argument("overrides", nargs="*")
     made.add_argument("--run-dir")

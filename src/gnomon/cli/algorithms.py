@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.config.reading import check_named_algorithm
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon algorithms",
-        description=__doc__,
-        epilog="examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms Clip",
+    parser = VerbParser(
+        "algorithms", __doc__, "examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms Clip"
     )
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
     parser.add_argument("--latex", action="store_true", help="print the formula of an algorithm for LaTeX")

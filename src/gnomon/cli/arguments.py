@@ -16,15 +16,33 @@ _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 _LIKE_AN_OPTION = 0.75
 
 
-class SettingsParser(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
+    """The parser of a verb.
+
+    Args:
+        verb: The verb, such as "train".
+        about: What the verb does: the docstring of its module.
+        examples: What ``--help`` shows last.
+        is_raw: Whether lines of ``about`` and ``examples`` are shown as they are.
+        settings: As of `argparse.ArgumentParser`.
+    """
+
+    def __init__(
+        self, verb: str, about: str | None, examples: str | None = None, is_raw: bool = False, **settings: Any
+    ) -> None:
+        form = argparse.RawDescriptionHelpFormatter if is_raw else argparse.HelpFormatter
+        super().__init__(prog=f"gnomon {verb}", description=about, epilog=examples, formatter_class=form, **settings)
+
+
+class SettingsParser(VerbParser):
     """A parser whose ``overrides`` may also be written as options: ``--steps 10`` and ``--steps=10`` are ``steps=10``.
 
     An option without a value is true: ``--use_vllm``. The parser's own options keep their meaning and are not
     abbreviated, so that ``--seed 3`` is never read as ``--seeds 3``; what is nearly one of them is refused.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
+    def __init__(self, verb: str, about: str | None, examples: str | None = None, is_raw: bool = False) -> None:
+        super().__init__(verb, about, examples, is_raw, allow_abbrev=False)
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments as `argparse` does, with settings in all three forms."""

@@ -5,15 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.cli.clone import enter_clone
 from gnomon.core.progress import counted, working
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon bench", description=__doc__, epilog="examples: gnomon bench --quick, gnomon bench engine"
-    )
+    parser = VerbParser("bench", __doc__, "examples: gnomon bench --quick, gnomon bench engine")
     parser.add_argument(
         "case",
         nargs="*",

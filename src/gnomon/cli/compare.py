@@ -17,9 +17,7 @@ from gnomon.core.redaction import for_people
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon compare",
-        description=__doc__,
-        epilog="examples: gnomon compare tiny --algorithms grpo,spo --seeds 3 --budget 60000",
+        "compare", __doc__, "examples: gnomon compare tiny --algorithms grpo,spo --seeds 3 --budget 60000"
     )
     parser.add_argument(
         "experiment", nargs="?", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"

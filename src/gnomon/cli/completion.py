@@ -2,9 +2,12 @@
 
 import argparse
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.core.progress import working
 
 EXAMPLES = """
@@ -16,12 +19,7 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon completion",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = VerbParser("completion", __doc__, EXAMPLES, is_raw=True)
     parser.add_argument("shell", choices=list(_SHELLS), metavar="shell", help="bash, zsh or fish")
     return parser
 
@@ -126,7 +124,7 @@ def bash(verbs: Sequence[Verb]) -> str:
             + "        esac ;;"
         )
     names = [*(verb.name for verb in verbs), "--help", "--version"]
-    return _BASH.format(verbs=_quoted(names), cases="\n".join(cases), presets=_quoted(_presets(verbs)))
+    return _filled("bash", verbs=_quoted(names), cases="\n".join(cases), presets=_quoted(_presets(verbs)))
 
 
 def zsh(verbs: Sequence[Verb]) -> str:
@@ -138,7 +136,7 @@ def zsh(verbs: Sequence[Verb]) -> str:
         arguments = f'"*: : _gnomon_arguments {_quoted(verb.words)} {_quoted(verb.settings)}"'
         cases.append(f"        {verb.name}) _arguments {' '.join([*lines, arguments])} ;;")
     described = "\n".join(f"        {_single(f'{verb.name}:{verb.meaning}')}" for verb in verbs)
-    return _ZSH.format(verbs=described, cases="\n".join(cases), presets=_quoted(_presets(verbs)))
+    return _filled("zsh", verbs=described, cases="\n".join(cases), presets=_quoted(_presets(verbs)))
 
 
 def fish(verbs: Sequence[Verb]) -> str:
@@ -166,6 +164,12 @@ def _presets(verbs: Sequence[Verb]) -> tuple[str, ...]:
     return next(verb.words for verb in verbs if verb.name == "algorithms")
 
 
+def _filled(shell: str, **parts: str) -> str:
+    """Return the script of a shell, whose @NAME@ are replaced by the parts of that name."""
+    script = (files("gnomon.cli") / f"completion.{shell}").read_text(encoding="utf-8")
+    return re.sub("@([a-z]+)@", lambda name: parts[name[1]], script)
+
+
 def _zsh_option(option: Option) -> str:
     # Brackets and colons end a description.
     said = option.meaning.translate(str.maketrans("[]:", "();"))
@@ -180,72 +184,3 @@ def _quoted(words: Sequence[str]) -> str:
 def _single(text: str) -> str:
     """Return a text in single quotes, as all three shells read it; a quote within becomes a typographic one."""
     return "'" + text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}") + "'"
-
-
-_BASH = """\
-# Completions of gnomon for bash, written by `gnomon completion bash`.
-_gnomon() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}}
-    local words= settings= presets={presets}
-    COMPREPLY=()
-    if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W {verbs} -- "$current"))
-        return
-    fi
-    # Bash cuts key=value into three words.
-    local key=
-    [[ $current == = ]] && key=$previous current=
-    [[ $previous == = ]] && key=${{COMP_WORDS[COMP_CWORD-2]}}
-    if [[ $key == algorithm ]]; then
-        COMPREPLY=($(compgen -W "$presets" -- "$current"))
-        return
-    elif [[ -n $key && $key != --* ]]; then
-        return
-    fi
-    [[ -n $key ]] && previous=$key
-    case $verb in
-{cases}
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-    if [[ -n $settings && -n $current && $current != -* ]]; then
-        local keys=($(compgen -S = -W "$settings" -- "$current"))
-        ((${{#keys[@]}})) && ((${{#COMPREPLY[@]}} == 0)) && compopt -o nospace
-        COMPREPLY+=("${{keys[@]}}")
-    fi
-}}
-complete -o bashdefault -o default -F _gnomon gnomon
-"""
-
-_ZSH = """\
-#compdef gnomon
-# Completions of gnomon for zsh, written by `gnomon completion zsh`.
-_gnomon_arguments() {{
-    # $1: words, $2: settings, of the verb
-    local presets={presets}
-    if [[ $PREFIX == algorithm=* ]]; then
-        compset -P '*='
-        compadd -- ${{=presets}}
-        return
-    fi
-    compadd -- ${{=1}}
-    compadd -S '=' -- ${{=2}}
-    _files
-}}
-_gnomon() {{
-    local -a verbs
-    verbs=(
-{verbs}
-    )
-    if ((CURRENT == 2)); then
-        _describe verb verbs
-        return
-    fi
-    local verb=$words[2]
-    shift words
-    ((CURRENT--))
-    case $verb in
-{cases}
-    esac
-}}
-if [[ $funcstack[1] == _gnomon ]]; then _gnomon "$@"; else compdef _gnomon gnomon; fi
-"""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.config.foreign_names import as_markdown as migration_page
 from gnomon.config.reading import check_setting
 from gnomon.core.progress import working
@@ -12,10 +13,8 @@ from gnomon.core.progress import working
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon config",
-        description=__doc__,
-        epilog="examples: gnomon config learner.optimizer, gnomon config learning_rate, gnomon config",
+    parser = VerbParser(
+        "config", __doc__, "examples: gnomon config learner.optimizer, gnomon config learning_rate, gnomon config"
     )
     parser.add_argument("key", nargs="?", help="a setting, a section, or another library's name for one")
     form = parser.add_mutually_exclusive_group()

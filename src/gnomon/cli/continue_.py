@@ -28,12 +28,7 @@ model, lora, seed, the critic's backbone and an averaged policy stay as they wer
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(
-        prog="gnomon continue",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = SettingsParser("continue", __doc__, EXAMPLES, is_raw=True)
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that change, such as steps=200")
     parser.add_argument("--run-dir", type=Path, help="where to write another run (default: RUN-2)")

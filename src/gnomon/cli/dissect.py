@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon dissect",
-        description=__doc__,
-        epilog="examples: gnomon dissect RUN/batches/step-3.json --algorithms grpo,dapo, gnomon dissect --verify",
+        "dissect",
+        __doc__,
+        "examples: gnomon dissect RUN/batches/step-3.json --algorithms grpo,dapo, gnomon dissect --verify",
     )
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.core.progress import working
 from gnomon.core.redaction import for_people, shortened
 from gnomon.records.directory import RunDirectory
@@ -24,10 +25,8 @@ _TEXT = 60
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon doctor",
-        description=__doc__,
-        epilog="examples: gnomon doctor runs/first, gnomon doctor runs/first --fail-on severe",
+    parser = VerbParser(
+        "doctor", __doc__, "examples: gnomon doctor runs/first, gnomon doctor runs/first --fail-on severe"
     )
     parser.add_argument("run", help="a run directory; nothing in it is changed")
     parser.add_argument(

@@ -63,10 +63,10 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon evaluate",
-        description=__doc__,
-        epilog="examples: gnomon evaluate runs/first --samples 4, gnomon evaluate my-model --task gsm8k",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "evaluate",
+        __doc__,
+        "examples: gnomon evaluate runs/first --samples 4, gnomon evaluate my-model --task gsm8k",
+        is_raw=True,
     )
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
     parser.add_argument("second", nargs="?", help="another one, to be compared with the first")

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from shlex import quote
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
@@ -16,10 +17,8 @@ _HUB = "hub:"
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon export",
-        description=__doc__,
-        epilog="examples: gnomon export runs/first my-model, gnomon export runs/first model.gguf --to gguf",
+    parser = VerbParser(
+        "export", __doc__, "examples: gnomon export runs/first my-model, gnomon export runs/first model.gguf --to gguf"
     )
     parser.add_argument("run", type=Path, help="a run directory, or the folder of a LoRA adapter")
     parser.add_argument("folder", type=Path, nargs="?", help="a new folder, or file for GGUF; an upload needs none")

@@ -22,9 +22,7 @@ _DEVICES, _PROMPT_TOKENS = 8, 512
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon plan",
-        description=__doc__,
-        epilog="examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved",
+        "plan", __doc__, "examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved"
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value")

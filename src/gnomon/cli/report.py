@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon report",
-        description=__doc__,
-        epilog="examples: gnomon report runs/first, gnomon report runs/first runs/second --out comparison.html",
+    parser = VerbParser(
+        "report",
+        __doc__,
+        "examples: gnomon report runs/first, gnomon report runs/first runs/second --out comparison.html",
     )
     parser.add_argument("run", nargs="+", type=Path, help="run directories; with several the page compares them")
     parser.add_argument("--out", type=Path, help="the file (default: report.html in the run, comparison.html for more)")

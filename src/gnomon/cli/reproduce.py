@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.cli.clone import enter_clone
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon reproduce",
-        description=__doc__,
-        epilog="examples: gnomon reproduce --list, gnomon reproduce spo_variance",
-    )
+    parser = VerbParser("reproduce", __doc__, "examples: gnomon reproduce --list, gnomon reproduce spo_variance")
     parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
     parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
     parser.add_argument(

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import add_restarts, restarted
+from gnomon.cli.arguments import VerbParser, add_restarts, restarted
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
@@ -14,9 +14,7 @@ from gnomon.training.supervisor import reporting
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon resume", description=__doc__, epilog="examples: gnomon resume runs/first"
-    )
+    parser = VerbParser("resume", __doc__, "examples: gnomon resume runs/first")
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")

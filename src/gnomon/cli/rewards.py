@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.config.reading import known_names
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
@@ -12,11 +13,7 @@ from gnomon.core.progress import working
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon rewards",
-        description=__doc__,
-        epilog="examples: gnomon rewards, gnomon rewards numeric",
-    )
+    parser = VerbParser("rewards", __doc__, "examples: gnomon rewards, gnomon rewards numeric")
     parser.add_argument("kind", nargs="?", help="a kind of reward")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -9,7 +9,6 @@ A row has a prompt with a completion or an answer, or messages of which every as
 mean negative log-likelihood of answer tokens. The run is one as any other: resume, report, watch, evaluate, export.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -25,9 +24,7 @@ from gnomon.training.supervisor import reporting
 
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser(
-        prog="gnomon sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = SettingsParser("sft", __doc__, is_raw=True)
     parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3")
     add_run_options(parser)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gnomon.cli.arguments import VerbParser
 from gnomon.config.reading import check_named_task
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
@@ -14,10 +15,8 @@ from gnomon.core.progress import working
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon tasks",
-        description=__doc__,
-        epilog="examples: gnomon tasks, gnomon tasks table, gnomon tasks gsm8k, gnomon tasks chain_sum",
+    parser = VerbParser(
+        "tasks", __doc__, "examples: gnomon tasks, gnomon tasks table, gnomon tasks gsm8k, gnomon tasks chain_sum"
     )
     parser.add_argument("name", nargs="?", help="a kind, a test set, or a generator")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

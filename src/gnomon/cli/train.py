@@ -14,9 +14,9 @@ from gnomon.training.supervisor import reporting
 def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser(
-        prog="gnomon train",
-        description=__doc__,
-        epilog="examples: gnomon train quickstart steps=50, gnomon train my.toml algorithm=spo --run-dir runs/spo",
+        "train",
+        __doc__,
+        "examples: gnomon train quickstart steps=50, gnomon train my.toml algorithm=spo --run-dir runs/spo",
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny-sums)")
     parser.add_argument(

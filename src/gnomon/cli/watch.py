@@ -13,14 +13,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from gnomon.cli.arguments import VerbParser
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
-    parser = argparse.ArgumentParser(
-        prog="gnomon watch",
-        description=__doc__,
-        epilog="examples: gnomon watch runs/first, gnomon watch runs/first --once",
-    )
+    parser = VerbParser("watch", __doc__, "examples: gnomon watch runs/first, gnomon watch runs/first --once")
     parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
     parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
     parser.add_argument("--once", action="store_true", help="print how it stands, and end")
