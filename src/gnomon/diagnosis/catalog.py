@@ -5,55 +5,19 @@ from collections.abc import Mapping, Sequence
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.diagnosis.rule import Rule
-from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
-from gnomon.diagnosis.rules.held_out import HeldOutGap, HeldOutLoss
-from gnomon.diagnosis.rules.pace import Throughput
-from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNorm
-from gnomon.diagnosis.rules.rewards import (
-    ConstantPart,
-    DominantPart,
-    FormIgnored,
-    NothingMoves,
-    NotLearning,
-    RewardFalls,
-    VerifierErrors,
-)
-from gnomon.diagnosis.rules.state import CriticExplains, TrackerStarves
-from gnomon.diagnosis.rules.texts import Duplicates, LengthReward, Repetition, Truncation
-from gnomon.diagnosis.rules.trust import EffectiveSampleSize, EngineMismatch, RefusedSteps, WeightsNotArrived
+from gnomon.diagnosis.rules import groups, held_out, pace, policy, rewards, state, texts, trust
 
 _ALL: tuple[Rule, ...] = (
-    RefusedSteps(),
-    WeightsNotArrived(),
-    RewardFalls(),
-    AllWrong(),
-    AllRight(),
-    EntropyCollapse(),
-    EngineMismatch(),
-    EffectiveSampleSize(),
-    GradientNorm(),
-    Clipping(),
-    VerifierErrors(),
-    Duplicates(),
-    LengthReward(),
-    Truncation(),
-    Repetition(),
-    DominantPart(),
-    ConstantPart(),
-    FormIgnored(),
-    DegenerateGroups(),
-    ZeroGradient(),
-    NotLearning(),
-    NothingMoves(),
-    CriticExplains(),
-    TrackerStarves(),
-    HeldOutGap(),
-    HeldOutLoss(),
-    Throughput(),
-)
+    trust.RefusedSteps(), trust.WeightsNotArrived(), rewards.RewardFalls(), groups.AllWrong(), groups.AllRight(),
+    policy.EntropyCollapse(), trust.EngineMismatch(), trust.EffectiveSampleSize(), policy.GradientNorm(),
+    policy.Clipping(), rewards.VerifierErrors(), texts.Duplicates(), texts.LengthReward(), texts.Truncation(),
+    texts.Repetition(), rewards.DominantPart(), rewards.ConstantPart(), rewards.FormIgnored(),
+    groups.DegenerateGroups(), groups.ZeroGradient(), rewards.NotLearning(), rewards.NothingMoves(),
+    state.CriticExplains(), state.TrackerStarves(), held_out.HeldOutGap(), held_out.HeldOutLoss(), pace.Throughput(),
+)  # fmt: skip
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule; causes come before their consequences."""
-SUPERVISED = frozenset((RefusedSteps.name, GradientNorm.name, HeldOutLoss.name, Throughput.name))
+SUPERVISED = frozenset(("not-finite", "gradient-norm", "held-out-loss", "throughput"))
 """Rules that have a meaning where answers are trained on that the run does not sample."""
 
 

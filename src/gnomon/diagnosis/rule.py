@@ -1,8 +1,11 @@
 """The interface of rules, and the alarms that rules return."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Protocol
 
 from gnomon.core.types import Group, Rollout
 from gnomon.diagnosis.facts import Facts
@@ -50,6 +53,21 @@ class Rule(Protocol):
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Return the problem after the latest step; None without a problem or without the needed metrics."""
+
+
+@cache
+def _remedies() -> dict[str, Any]:
+    return tomllib.loads((files("gnomon.diagnosis") / "remedies.toml").read_text(encoding="utf-8"))
+
+
+def remedy(key: str) -> tuple[str, Sequence[str]]:
+    """Return what a finding usually means, and what to try, as ``remedies.toml`` has it.
+
+    Args:
+        key: The rule's name; where a rule has several findings, with a word more.
+    """
+    said = _remedies()[key]
+    return said["means"], tuple(said["try"])
 
 
 def graded(value: float, warning: float, severe: float) -> Severity | None:

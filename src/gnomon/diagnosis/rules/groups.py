@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, is_learning, mean
-from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent
+from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent, remedy
 
 DEGENERATE = "rollout/degenerate_group_fraction"
 ALL_RIGHT, ALL_WRONG = "rollout/all_equal_best_fraction", "rollout/all_equal_zero_fraction"
@@ -156,14 +156,7 @@ class AllWrong:
             points[0][0],
             f"{percent(share)} of {what}; the mean reward of the last {self.window} steps is {reward:.3g}",
             {"all_wrong": share, "reward": reward},
-            "Right answers are not recognized (a wrong extractor, an answer in another form than the verifier "
-            "expects), or the questions are beyond this model. Nothing is learned where nothing succeeds.",
-            (
-                "read the samples: would you call one of them right? Then mend the rewards' extraction or the prompt",
-                'say in system = "..." in which form the answer is expected',
-                "gnomon evaluate MODEL --task TASK --samples 16: is pass@16 above 0?",
-                "take easier questions first (task.*), or raise sampling.max_completion_length if answers are cut off",
-            ),
+            *remedy(self.name),
             one_a_prompt,
         )
 
@@ -262,12 +255,6 @@ class ZeroGradient:
             points[0][0],
             f"{percent(share)} of the last {self.window} steps had a gradient of exactly 0",
             {"zero_steps": share} | ({} if idle is None else {"answers_without_advantage": idle}),
-            "No answer of those steps had an advantage: rewards were equal wherever they are compared. Those steps "
-            "cost as much as others and changed no weight.",
-            (
-                "see degenerate-groups, all-wrong and all-right: they say why rewards were equal",
-                "raise rollouts_per_step or algorithm.num_generations, so that a step holds a difference",
-                'algorithm = "spo": a tracked baseline needs no difference within a group',
-            ),
+            *remedy(self.name),
             one_a_prompt,
         )

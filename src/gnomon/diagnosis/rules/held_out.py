@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import LARGEST, History, Point, mean
-from gnomon.diagnosis.rule import Alarm
+from gnomon.diagnosis.rule import Alarm, remedy
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,7 @@ class HeldOutGap:
             f"after step {step} the reward is {reward:.3g} in training and {held_out:.3g} (at most {high:.3g}) on "
             "held-out questions",
             {"training": reward, "held_out": held_out, "held_out_high": high, "held_out_at_first": first, "gap": gap},
-            "What was learned does not carry over: the training questions are few and known by heart, the held-out "
-            "ones are of another kind, or the reward is being gamed on what is trained.",
-            (
-                "are the held-out questions (held_out, evaluation.task) of the kind that is trained on?",
-                "more training questions (task.size, another file), fewer epochs over them (steps)",
-                "go back to the checkpoint of the best evaluation (RUN/checkpoints/best.json)",
-            ),
+            *remedy(self.name),
         )
 
     def _trained(self, history: History, step: int) -> list[Point]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, is_learning, mean, median, slope, values
-from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent
+from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent, remedy
 
 ENTROPY = "loss/entropy_nats"
 GRADIENT = "learner/gradient_norm"
@@ -135,13 +135,7 @@ class GradientNorm:
             f"the gradient norm is {now:.3g} where {usual:.3g} was usual; {len(high)} of the last {self.window} steps "
             f"are above {limit:.3g}",
             {"gradient_norm": now, "usual": usual, "limit": limit, "spikes": len(high)},
-            "Updates have become unstable: a few tokens with extreme ratios or advantages decide them, or the policy "
-            "has come to where small steps change much.",
-            (
-                "lower learner.optimizer.learning_rate",
-                "learner.optimizer.max_gradient_norm = 1.0 or less bounds each update",
-                "look at mismatch and effective-sample-size, which often come first",
-            ),
+            *remedy(self.name),
         )
 
 
@@ -233,9 +227,7 @@ class Clipping:
                 unused[0][0],
                 f"the clip never binds: no ratio left the band in {self.idle} steps",
                 evidence,
-                "Updates are far smaller than the band: the algorithm is the plain policy gradient. That is no fault, "
-                "but there may be room for larger steps.",
-                ("raise learner.optimizer.learning_rate, or algorithm.updates.epochs",),
+                *remedy("clip-fraction.idle"),
             )
         return None
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, Point, error, has_risen, mean, values
-from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent
+from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent, remedy
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
 
@@ -101,9 +101,7 @@ class ConstantPart:
             since,
             f"{said} for every answer of the last {self.window} steps",
             {f"{name}_mean": value for name, value in constant.items()},
-            "It tells no answers apart: it was learned, it is out of reach, or its verifier does not see what it "
-            "should.",
-            ("read the samples: should it differ between them?", "take it out of [[rewards]], or set its weight to 0"),
+            *remedy(self.name),
             one_a_prompt,
         )
 
@@ -142,14 +140,7 @@ class FormIgnored:
             f"every answer of the right form ({percent(share)} of all) earned {mean(level):.3g} in the last "
             f"{self.window} steps, whatever it says",
             {"marked": share, "reward": mean(level)},
-            "Answers are marked as such (a thought's end, <answer>, a box, ####, a fence) and differ, and the reward "
-            "does not: it does not see the mark, or not what is in it; or all are right, or all wrong.",
-            (
-                "read the samples: their text is what the reward saw. Is a right answer among those?",
-                "mend the pattern or the extraction in [[rewards]]; with grading.opening = true it sees what a prompt "
-                "opens, such as <think>",
-                "take easier questions, if none of them is right",
-            ),
+            *remedy(self.name),
             one_a_prompt,
         )
 
@@ -186,12 +177,7 @@ class VerifierErrors:
             next(step for step, value in points if value > 0),
             f"{percent(mean(points))} of answers could not be judged, in {steps} of the last {self.window} steps",
             {"errors": mean(points), "steps_with_errors": steps},
-            "A verifier raises, times out or returns nonsense on some answers. They count as neither right nor wrong, "
-            "so whatever provokes them is never punished.",
-            (
-                "read the errors below, and mend the reward function for such answers",
-                "raise grading.deadline_seconds if they are timeouts, or grading.workers if the machine is full",
-            ),
+            *remedy(self.name),
             _failed,
         )
 
@@ -288,12 +274,7 @@ class NotLearning:
             f"the reward has not risen: {mean(first):.3g} in the first {third} steps, {mean(last):.3g} in the last; "
             f"{percent(idle)} of answers have no advantage",
             {"reward": mean(last), "at_first": mean(first), "answers_without_advantage": idle},
-            "Most of what is generated teaches nothing, and the rest is not enough to move the policy.",
-            (
-                "see degenerate-groups: are the prompts too hard or too easy?",
-                'algorithm = "spo" or algorithm = "dapo": more of a step\'s answers teach something',
-                "raise learner.optimizer.learning_rate, if gradients are small and the clip never binds",
-            ),
+            *remedy(self.name),
             one_a_prompt,
         )
 
@@ -336,12 +317,7 @@ class NothingMoves:
             f"nothing moves: the reward went from {mean(first):.3g} to {mean(last):.3g} and the entropy from "
             f"{mean(before):.3g} to {mean(now):.3g} nats in {history.step} steps, both within noise",
             {"reward": mean(last), "reward_at_first": mean(first), "entropy_nats": mean(now)},
-            "There are advantages, and they do not change the policy: updates are too small to be seen.",
-            (
-                "raise learner.optimizer.learning_rate (ten times; 1e-6 is usual for large models, 1e-4 with lora)",
-                "look at learner/gradient_norm and learner.optimizer.max_gradient_norm: is it clipped to nothing?",
-                "raise rollouts_per_step, if it is noise that hides a rise",
-            ),
+            *remedy(self.name),
         )
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, has_risen, mean
-from gnomon.diagnosis.rule import Alarm, percent
+from gnomon.diagnosis.rule import Alarm, percent, remedy
 
 EXPLAINED = "critic/explained_variance"
 
@@ -48,13 +48,7 @@ class CriticExplains:
             f"the critic explains {mean(now):.2f} of the returns' variance and does not get better "
             f"({mean(before):.2f} in the {self.window} steps before)",
             {"explained_variance": mean(now), "before": mean(before)},
-            "Its values are noise, and so is every advantage that is computed from them. Below 0 a constant would do "
-            "better.",
-            (
-                "raise algorithm.critic.learning_rate_ratio (2 is usual), or algorithm.critic.updates.epochs",
-                'algorithm.critic.pretraining = {piece = "Pretraining", steps = 50}: teach it before the first step',
-                'algorithm = "vapo" or "vc-ppo", or one without a critic, such as "rloo"',
-            ),
+            *remedy(self.name),
         )
 
 
@@ -98,13 +92,7 @@ class TrackerStarves:
             points[0][0],
             said,
             evidence | ({"first_visits": mean(visits)} if visits else {}),
-            "The baseline of a prompt is a guess or out of date, so advantages hold the difficulty of the question "
-            "beside the quality of the answer.",
-            (
-                'algorithm.tracker.initial = "samples": each prompt is sampled before training (n0 = 8)',
-                "fewer prompts (task.size), or more steps: each prompt must come back",
-                "algorithm.tracker.d_half, rho_min: remember longer, if rates change slowly",
-            ),
+            *remedy(self.name),
         )
 
     def _variance(self, history: History) -> float:

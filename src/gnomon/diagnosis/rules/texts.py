@@ -7,7 +7,7 @@ from typing import ClassVar
 from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, is_learning, mean
-from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, percent
+from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, percent, remedy
 from gnomon.diagnosis.text_metrics import repetition
 
 LENGTH, CORRELATION = "rollout/length_tokens_mean", "rollout/length_reward_correlation"
@@ -184,12 +184,7 @@ class Repetition:
             points[0][0],
             f"{percent(now)} of runs of four tokens are repeated within an answer, {percent(began)} at first",
             {"repeated": now, "at_first": began},
-            "The policy falls into loops: the reward pays for what they contain, or the policy has collapsed.",
-            (
-                "read the samples: what does the verifier take from a loop? The last number of many is one of them",
-                "a reward that looks at the whole answer, or a penalty on repetition as a second [[rewards]]",
-                "lower learner.optimizer.learning_rate; go on from a checkpoint of before",
-            ),
+            *remedy(self.name),
             _repetitive,
         )
 
@@ -230,13 +225,7 @@ class Duplicates:
             f"{percent(share)} of pairs of answers to one prompt are the same tokens, where chance makes "
             f"{percent(expected)}",
             {"copies": share, "chance": expected},
-            "Answers of a group are not independent draws: a seed is used twice, answers are cached, or the "
-            "log-probabilities are not those of the distribution that was sampled from.",
-            (
-                'engine.kind = "local", to tell the engine from the experiment',
-                "another version of the engine, without caching of answers",
-                "a group of copies teaches nothing: see degenerate-groups",
-            ),
+            *remedy(self.name),
             _copies,
         )
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, mean, median, values
-from gnomon.diagnosis.rule import Alarm, graded, percent
+from gnomon.diagnosis.rule import Alarm, graded, percent, remedy
 
 K3, ENGINE, GAP = "mismatch/k3_nats", "mismatch/engine_abs_nats", "mismatch/logprob_abs_mean_nats"
 CANARY, ALLOWED = "arrival/canary_abs_mean_nats", "arrival/canary_allowed_nats"
@@ -176,13 +176,7 @@ class WeightsNotArrived:
             since,
             f"the engine is {apart:.3g} nats a token from the learner on {where.format(other)}",
             {"apart_nats": apart, "compared_with_nats": other},
-            "The engine answers with weights that it was not sent: all or some of an update did not arrive. The run "
-            "trains on the answers of another policy.",
-            (
-                "go on from the last checkpoint (gnomon resume RUN); a new engine gets all weights",
-                'engine.kind = "local", to tell the engine from the experiment',
-                "another version of the engine: it may not know how to load this model's tensors",
-            ),
+            *remedy(self.name),
         )
 
 
@@ -213,10 +207,5 @@ class RefusedSteps:
             f"{len(points)} of the last {min(self.window, history.steps)} steps met a number that is not finite, and "
             "changed nothing",
             {"refused_steps": len(points)},
-            "A reward, log-probability or gradient overflowed. The weights are what they were; the third such step in "
-            "a row ends the run.",
-            (
-                "gnomon dissect RUN/batches/step-N.json lists the numbers by sequence and position",
-                "lower learner.optimizer.learning_rate; bound the reward",
-            ),
+            *remedy(self.name),
         )
