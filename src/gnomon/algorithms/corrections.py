@@ -196,6 +196,7 @@ class EntropyMask:
     share: float = 0.2
     is_filter: ClassVar[bool] = True
     reads_proximal: ClassVar[bool] = False
+    reads_behavior: ClassVar[bool] = False
     reads_entropy: ClassVar[bool] = True
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
@@ -308,6 +309,7 @@ class FutureInfluence:
     outlier: float = 10.0
     is_filter: ClassVar[bool] = True
     reads_proximal: ClassVar[bool] = False
+    reads_behavior: ClassVar[bool] = False
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and its mean."""

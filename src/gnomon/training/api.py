@@ -137,20 +137,9 @@ def train_experiment(
         try:
             if asked.exams:
                 console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
-            return _run(
-                TrainingContext(
-                    resolved,
-                    replace(asked, judged=JudgeCache(directory.judged)),
-                    chosen,
-                    directory,
-                    console,
-                    None,
-                    callbacks,
-                    inherited,
-                ),
-                None,
-                stop or StopRequest(),
-            )
+            asked = replace(asked, judged=JudgeCache(directory.judged))
+            session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
+            return _run(session, None, stop)
         except UserError:
             directory.take_back()
             raise
@@ -260,11 +249,8 @@ def _go_on(
             extension.write(directory)
         rewind(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
-        return _run(
-            TrainingContext(resolved, asked, chosen, directory, console, None, callbacks, inherited),
-            found,
-            stop or StopRequest(),
-        )
+        session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
+        return _run(session, found, stop)
 
 
 def export(run: str | Path, folder: str | Path) -> Path:
@@ -575,8 +561,9 @@ def _is_last(found: CheckpointRef, experiment: Experiment) -> bool:
     return BudgetTracker.of(experiment.budget, found.path).is_spent
 
 
-def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopRequest) -> Result:
+def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopRequest | None) -> Result:
     experiment, directory, console = session.experiment, session.directory, session.console
+    stop, typed = stop or StopRequest(), quote(str(directory.path))
     with ExitStack() as stack:
         with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
             cluster = opened(session.resolved, console.warn)
@@ -592,25 +579,24 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
             console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
         reach("start")
-        stack.enter_context(
-            stopping(stop, console.say, "the step at hand", f"gnomon resume {quote(str(directory.path))}")
-        )
+        stack.enter_context(stopping(stop, console.say, "the step at hand", f"gnomon resume {typed}"))
         try:
             run_alone(run_training(replace(session, cluster=cluster), found, stop))
         except Stopped as stopped:
             said, number = stopped.args
-            raise Stopped(f"{said}; go on with: gnomon resume {quote(str(directory.path))}", number) from stopped
+            raise Stopped(f"{said}; go on with: gnomon resume {typed}", number) from stopped
         except Exception as error:
             with suppress(OSError):
                 write_end(directory.card, error)
             if isinstance(error, RunError):
-                place, typed = directory.path, quote(str(directory.path))
+                place = directory.path
                 console.say(
                     f"what the run wrote is in {place}: gnomon doctor {typed}; go on with: gnomon resume {typed}"
                 )
             raise
         finally:
-            _leave_page(directory, console)
+            # The report is a room that training knows by name only.
+            importlib.import_module("gnomon.insight.report.write").leave_page(directory, console)
     return load_run(directory.path)
 
 
@@ -636,8 +622,3 @@ def _card(session: TrainingContext) -> Card:
         settings=hashlib.sha256(read_plain(session.directory.experiment)).hexdigest(),
         parent=experiment.continue_from or "",
     )
-
-
-def _leave_page(directory: RunDirectory, console: Console) -> None:
-    """Write the page of a run that has just ended; the report is a room that training knows by name only."""
-    importlib.import_module("gnomon.insight.report.write").leave_page(directory, console)

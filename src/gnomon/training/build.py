@@ -93,9 +93,9 @@ class TrainingContext:
     chosen: PromptChoice
     directory: RunDirectory
     console: Console
-    cluster: RunCluster | None = None
     callbacks: tuple[Callable[[FinishedStep], None], ...] = ()
     inherited: Inheritance | None = None
+    cluster: RunCluster | None = None
 
     @property
     def experiment(self) -> Experiment:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReferencePolicy, ReverseKl, TrackerConfig
+from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReferencePolicy, ReverseKl
 from gnomon.algorithms.protocols import Composed, parts_of
 from gnomon.algorithms.sections import Greso, OptimalValue, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
@@ -143,28 +143,36 @@ def questions(experiment: Experiment) -> TrainingData:
     Raises:
         UserError: If the data, the template or the rewards do not fit together.
     """
-    grading, tokenizer, renderer = _reading(experiment)
-    evaluation = experiment.evaluation
-    is_supervised = experiment.algorithm.is_supervised
-    asked = evaluation.tasks or evaluation.task
-    hint = experiment.algorithm.reference.prompt
-    answers = experiment.algorithm.dataset_answers
-    split = build_split(experiment.task, experiment.held_out, renderer, asked, answers, hint)
-    split = _within(split, experiment)
-    if experiment.rollouts_from is not None:
-        logged = read_logged(experiment, tokenizer, split.held_out)
-        split = replace(split, train=logged, repeated=logged.said)
-    if is_supervised and len(split.train) < experiment.prompts_per_step:
-        raise ConfigError(
-            f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to train "
-            f"on; set rollouts_per_step = {len(split.train)} or less"
-        )
+    grading, tokenizer, split = _split(experiment)
     if len(split.train) < experiment.prompts_per_step:
+        if experiment.algorithm.is_supervised:
+            raise ConfigError(
+                f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to "
+                f"train on; set rollouts_per_step = {len(split.train)} or less"
+            )
         raise ConfigError(
             f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
             "on; lower rollouts_per_step, raise algorithm.num_generations, or make the task larger"
         )
     return _fitting(experiment, tokenizer, split, grading)
+
+
+def _split(experiment: Experiment) -> tuple[Grading | None, Tokenizer, Split]:
+    """Return the rewards, the tokenizer, and the split of the task; logged rollouts take the place of training tasks.
+
+    Raises:
+        UserError: As `questions`.
+    """
+    grading, tokenizer, renderer = _reading(experiment)
+    evaluation, algorithm = experiment.evaluation, experiment.algorithm
+    asked, hint = evaluation.tasks or evaluation.task, algorithm.reference.prompt
+    split = build_split(experiment.task, experiment.held_out, renderer, asked, algorithm.dataset_answers, hint)
+    if experiment.max_length is not None:
+        split = _within(split, experiment.max_length)
+    if experiment.rollouts_from is not None:
+        logged = read_logged(experiment, tokenizer, split.held_out)
+        split = replace(split, train=logged, repeated=logged.said)
+    return grading, tokenizer, split
 
 
 def completed(loaded: Loaded) -> Loaded:
@@ -188,23 +196,14 @@ def completed(loaded: Loaded) -> Loaded:
     plan = replace(plan, model=found(plan.model, "algorithm.reference.model"), tasks=tasks)
     algorithm = replace(experiment.algorithm, reference=plan)
     experiment = replace(experiment, model=found(experiment.model, "model"), algorithm=algorithm)
-    return _with_steps(Loaded(experiment, tuple(notes)))
-
-
-def _with_steps(loaded: Loaded) -> Loaded:
-    experiment = loaded.experiment
     if experiment.epochs is None:
-        return loaded
-    _, tokenizer, renderer = _reading(experiment)
-    evaluation = experiment.evaluation
-    asked, answers = evaluation.tasks or evaluation.task, experiment.algorithm.dataset_answers
-    split = _within(build_split(experiment.task, experiment.held_out, renderer, asked, answers), experiment)
-    train = split.train if experiment.rollouts_from is None else read_logged(experiment, tokenizer, split.held_out)
-    rows, each = len(train), experiment.prompts_per_step
+        return Loaded(experiment, tuple(notes))
+    _, _, split = _split(experiment)
+    rows, each = len(split.train), experiment.prompts_per_step
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
     said = "; ".join((said, *_unequal(experiment.algorithm)))
-    return Loaded(replace(experiment, steps=steps, epochs=None), (*loaded.notes, said))
+    return Loaded(replace(experiment, steps=steps, epochs=None), (*notes, said))
 
 
 def _unequal(algorithm: Algorithm) -> Iterator[str]:
@@ -217,11 +216,8 @@ def _unequal(algorithm: Algorithm) -> Iterator[str]:
         yield "other rows are asked for groups that are refused, so the steps reach further than the epochs"
 
 
-def _within(split: Split, experiment: Experiment) -> Split:
-    """Return the split without rows that are longer than ``max_length``, on both sides."""
-    most = experiment.max_length
-    if most is None:
-        return split
+def _within(split: Split, most: int) -> Split:
+    """Return the split without rows of more than ``most`` tokens, on both sides."""
     kept, said = [], []
     for tasks in (split.train, split.held_out):
         places = counted(range(len(tasks)), "measuring rows", len(tasks))
@@ -452,10 +448,8 @@ def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     Raises:
         ConfigError: If nothing does.
     """
-    programs = [
-        reward.verifier for grading in gradings for reward in grading.rewards if isinstance(reward.verifier, Code)
-    ]
-    asked = [(program.sandbox, program.packages) for program in programs]
+    programs = (reward.verifier for grading in gradings for reward in grading.rewards)
+    asked = [(program.sandbox, program.packages) for program in programs if isinstance(program, Code)]
     if experiment.environment is not None and PYTHON in experiment.environment.tools:
         asked.append((experiment.environment.sandbox, experiment.environment.packages))
     return enforced_by(asked)
@@ -536,28 +530,20 @@ def _remembering(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) ->
         if plan.initial != "samples":
             fixed.load(Path(plan.initial))
         return fixed, NoDrift()
-    tracker = ValueTracker(task_index, _forgetting(plan), plan.rewards, plan.prior)
+    drift: Drift = NoDrift()
+    rule = DecayRule.constant(plan.rho_min)
+    if plan.drift != "constant":
+        drift = RescoredDrift(task_index) if plan.drift == "replayed" else AccumulatedDrift(task_index)
+        rule = DecayRule(plan.rho_min, plan.rho_max, plan.d_half)
+    tracker = ValueTracker(task_index, rule, plan.rewards, plan.prior)
     if plan.initial not in ("prior", "samples"):
         tracker.load(Path(plan.initial))
-    drift = _drift(plan, task_index)
     if algorithm.updates.total < drift.needs_updates:
         raise ConfigError(
             f'tracker.drift = "{plan.drift}" needs {drift.needs_updates} updates a step to measure anything and there '
             f'is {algorithm.updates.total}; set algorithm.updates.minibatches, or algorithm.tracker.drift = "replayed"'
         )
     return tracker, drift
-
-
-def _forgetting(plan: TrackerConfig) -> DecayRule:
-    if plan.drift == "constant":
-        return DecayRule.constant(plan.rho_min)
-    return DecayRule(plan.rho_min, plan.rho_max, plan.d_half)
-
-
-def _drift(plan: TrackerConfig, task_index: TaskIndex) -> Drift:
-    if plan.drift == "constant":
-        return NoDrift()
-    return RescoredDrift(task_index) if plan.drift == "replayed" else AccumulatedDrift(task_index)
 
 
 def keeping(algorithm: Algorithm) -> tuple[Callable[[Group], bool], int]:

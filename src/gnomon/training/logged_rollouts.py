@@ -60,9 +60,13 @@ class LoggedRollouts:
 
 
 def reads_behavior(algorithm: Algorithm) -> bool:
-    """Whether the loss compares with the policy that sampled."""
+    """Whether the loss compares with the policy that sampled.
+
+    A correction does unless its ``reads_behavior`` is false: a mask by entropy needs no log-probability of the sampler.
+    """
     anchors = (algorithm.ratio.anchor, *(getattr(r, "anchor", "") for r in algorithm.regularizers))
-    return algorithm.correction is not None or not {"behavior", "mixture"}.isdisjoint(anchors)
+    corrects = algorithm.correction is not None and getattr(algorithm.correction, "reads_behavior", True)
+    return corrects or not {"behavior", "mixture"}.isdisjoint(anchors)
 
 
 def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet) -> LoggedRollouts:
