@@ -33,8 +33,8 @@ def show(result: "Result", as_json: bool) -> int:
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
-        *_critic(result.model),
-        *_page(result.directory / "report.html"),
+        *([f"critic  {result.model / 'critic'}"] if (result.model / "critic").is_dir() else []),
+        *([f"report  {page}"] if (page := result.directory / "report.html").is_file() else []),
         f"next    {called} evaluate {typed}{'' if is_greedy or is_measured else ' --samples 4'}",
         *([f"        {called} train EXPERIMENT model={typed}"] if is_measured else []),
         f"        {called} export {typed} my-model",
@@ -43,16 +43,6 @@ def show(result: "Result", as_json: bool) -> int:
         lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")
     print("\n".join(lines))
     return 0
-
-
-def _critic(model: Path) -> list[str]:
-    """Return the line with the critic's path; empty without a critic."""
-    return [f"critic  {model / 'critic'}"] if (model / "critic").is_dir() else []
-
-
-def _page(path: Path) -> list[str]:
-    """Return the line with the report's path; empty without a report."""
-    return [f"report  {path}"] if path.is_file() else []
 
 
 def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> list[str]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
-from gnomon.insight.report.plots import CAUSES, GROUPS, LEARNING, POLICY, STALENESS, TIME, WASTE, Plot, color_of
+from gnomon.insight.report.plots import CAUSES, GROUPS, LEARNING, TIME, WASTE, Plot, color_of
 from gnomon.records.jsonl import is_number
 from gnomon.records.reading import column, waste_cause
 from gnomon.training.evaluate import Evaluation
@@ -76,11 +76,8 @@ def evaluated(evaluations: Sequence[Evaluation], name: str) -> list[Series]:
     scores = [(e.step, e.headline) for e in evaluations]
     if not scores:
         return []
-    steps, (means, lows, highs) = (
-        [s for s, _ in scores],
-        zip(*((h.mean, h.low, h.high) for _, h in scores), strict=True),
-    )
-    return [Series(name, steps, means, lows, highs, style="points")]
+    means, lows, highs = zip(*((h.mean, h.low, h.high) for _, h in scores), strict=True)
+    return [Series(name, [step for step, _ in scores], means, lows, highs, style="points")]
 
 
 def learning_panels(
@@ -94,9 +91,10 @@ def learning_panels(
     plain = [unlabeled(mark) for mark in marks]
     if column(rows, "loss/perplexity"):
         panels = [_loss_panel(rows, evaluations, marks, plain)]
-        panels += (
-            [Panel("Held-out scores", "With 95% intervals.", _held_out(evaluations, plain))] if evaluations else []
-        )
+        if evaluations:
+            drawn = evaluated(evaluations, _headline(evaluations))
+            scored = Markup(chart(drawn, "Held-out scores", "step", "", plain, NARROW))
+            panels.append(Panel("Held-out scores", "With 95% intervals.", scored))
     else:
         wide = reward_picture(rows, asked, evaluations, marks, BESIDE)
         panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
@@ -108,8 +106,8 @@ def learning_panels(
     parts = sorted({n for row in rows for n in row if n.startswith("reward/") and n.endswith("_mean")})
     if len(parts) > 1:
         names = {n: n.removeprefix("reward/").removesuffix("_mean") for n in parts[:8]}
-        panels += _panels(rows, [Plot("Parts of the reward", "before weighting", names)], plain)
-    return panels + _panels(rows, (*LEARNING, GROUPS) if asked.each > 1 else LEARNING, plain)
+        panels += panels_of(rows, [Plot("Parts of the reward", "before weighting", names)], plain)
+    return panels + panels_of(rows, (*LEARNING, GROUPS) if asked.each > 1 else LEARNING, plain)
 
 
 def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[Mark], plain: Sequence[Mark]) -> Panel:
@@ -127,26 +125,11 @@ def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[M
     return Panel("Loss", note, small, wide)
 
 
-def _held_out(evaluations: Sequence[Evaluation], plain: Sequence[Mark]) -> Markup:
-    drawn = evaluated(evaluations, _headline(evaluations))
-    return Markup(chart(drawn, "Held-out scores", "step", "", plain, NARROW))
-
-
-def policy_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
-    """Return the policy, the optimizer, the critic and the tracker."""
-    return _panels(rows, POLICY, marks)
-
-
-def staleness_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
-    """Return how old answers were, and how far the sampler's numbers from the learner's."""
-    return _panels(rows, STALENESS, marks)
-
-
 def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     """Return seconds, throughput and memory."""
     derived = [dict(row) | _derived(row) for row in rows]
     speed = Plot("Throughput", "tokens a second", {"tokens_per_second": "generated and trained on"})
-    return _panels(derived, (TIME[0], speed, TIME[1]), marks)
+    return panels_of(derived, (TIME[0], speed, TIME[1]), marks)
 
 
 def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
@@ -157,7 +140,7 @@ def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     colors = {n: color_of(waste_cause(n), CAUSES) for n in seen}
     # One cause alone is the whole.
     by_cause = [Plot("Wasted tokens by cause", "fraction of tokens", names, colors=colors)] if len(names) > 1 else []
-    return _panels(rows, [*WASTE, *by_cause], marks)
+    return panels_of(rows, [*WASTE, *by_cause], marks)
 
 
 def unlabeled(mark: Mark) -> Mark:
@@ -215,7 +198,8 @@ def sparkline(points: Sequence[tuple[float, float]], size: tuple[int, int] = (11
     return Markup(f'<svg class="spark" viewBox="0 0 {size[0]} {size[1]}" aria-hidden="true">{drawn}</svg>')
 
 
-def _panels(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[Panel]:
+def panels_of(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[Panel]:
+    """Return a picture of each plot of which a metric was measured; curves that are 0 throughout are named below it."""
     panels = []
     for plot in plots:
         series = [

@@ -8,6 +8,7 @@ from typing import Any
 from gnomon.core.atomic_files import real_path
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
+from gnomon.insight.report.plots import POLICY, STALENESS
 from gnomon.insight.report.prompts import PromptTable, prompts_of
 from gnomon.insight.report.scan import Scan, reward_intervals, scan
 from gnomon.records.console import duration
@@ -85,16 +86,14 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     marks = curves.marks_of(evaluations, checkpoints, findings)
     plain = [curves.unlabeled(mark) for mark in marks]
     seen = scan(record, rows)
-    algorithm, asked = (
-        experiment.get("algorithm"),
-        curves.CurveSettings(*facts.asked_of(experiment), reward_intervals(seen)),
-    )
+    algorithm = experiment.get("algorithm")
+    asked = curves.CurveSettings(*facts.asked_of(experiment), reward_intervals(seen))
     named = algorithm if isinstance(algorithm, Mapping) else {}
     preset, changed = facts.preset_differences(experiment)
     parts = [
         Part("learning", "Learning", curves.learning_panels(rows, asked, evaluations, marks)),
-        Part("policy", "Policy and optimizer", curves.policy_panels(rows, plain)),
-        Part("staleness", "Staleness and mismatch", curves.staleness_panels(rows, plain)),
+        Part("policy", "Policy and optimizer", curves.panels_of(rows, POLICY, plain)),
+        Part("staleness", "Staleness and mismatch", curves.panels_of(rows, STALENESS, plain)),
     ]  # fmt: skip
     return RunReport(
         name=real_path(record.path).name,
