@@ -185,6 +185,15 @@ class Composition:
         cuts = minibatches(batch, self.critic.updates, seed)
         return [c.with_fields(weights=TokenMean()(c.mask, c.group).to(c.behavior.dtype)) for c in cuts]
 
+    def first_rows(self, batch: Batch, seed: int, value_seed: int) -> dict[Need, Tensor]:
+        """Return the rows Int[N] of the first of `minibatches` and of `value_minibatches`: what scores them can keep
+        the graph of the pass, as long as the weights are the same.
+        """
+        found: dict[Need, Tensor] = {"proximal": minibatch_rows(batch, self.updates, seed)[0]}
+        if self.critic is not None:
+            found["values"] = minibatch_rows(batch, self.critic.updates, value_seed)[0]
+        return found
+
     def weigh(self, minibatch: Batch) -> Batch:
         """Return one optimizer step's whole minibatch with its weights; call before any cut."""
         segments = Segments.of(minibatch)
@@ -376,8 +385,13 @@ class Composition:
 
 
 def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:
+    """Return a rollout batch's optimizer steps, in order."""
+    return [batch.rows(rows) for rows in minibatch_rows(batch, updates, seed)]
+
+
+def minibatch_rows(batch: Batch, updates: Updates, seed: int) -> list[Tensor]:
     """Return the rows of each of a rollout batch's optimizer steps, in order; the segments of a rollout together."""
-    cuts: list[Batch] = []
+    cuts: list[Tensor] = []
     segments = Segments.of(batch)
     rollout = torch.arange(len(batch)) if segments.rollout is None else segments.rollout
     count = int(rollout.max()) + 1
@@ -387,7 +401,7 @@ def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:
             generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
             order = torch.randperm(count, generator=generator)
         parts = torch.tensor_split(order, min(updates.minibatches, count))
-        cuts += [batch.rows(torch.isin(rollout, part).nonzero()[:, 0]) for part in parts]
+        cuts += [torch.isin(rollout, part).nonzero()[:, 0] for part in parts]
     return cuts
 
 

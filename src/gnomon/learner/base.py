@@ -70,10 +70,13 @@ class Learner(Protocol):
     def version(self) -> int:
         """Published steps so far: `advance` was called this often."""
 
-    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
+    async def score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor] | None = None) -> Scores:
         """Return the log-probabilities (or values) asked for, Float[B T], 0 where the mask is false; no gradient.
 
         Values come with the bootstrap, Float[B].
+
+        Args:
+            first: As `Algorithm.first_rows` returns them: rows Int[N] that the next update or fit learns from.
         """
 
     async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:

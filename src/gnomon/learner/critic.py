@@ -1,6 +1,6 @@
 """The critic in the learner: what it expects of a batch, and one optimizer step toward what came."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.protocols import Loss
 from gnomon.core.metrics import Last, Mean, Metrics, Sum
 from gnomon.core.types import Batch, State
-from gnomon.learner.forward import ForwardRunner
+from gnomon.learner.forward import Begun, ForwardRunner
 from gnomon.learner.loss import LossAccumulator
 from gnomon.learner.mesh import Mesh, copies
+from gnomon.learner.microbatch import move, trim
 from gnomon.learner.optimizer import Optimizer
 from gnomon.models.critic import FOLDER, critic_writer
 from gnomon.models.load import trainable
-from gnomon.models.values import ValueHead, ValueScorer
+from gnomon.models.values import ValueHead, Values, ValueScorer
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,47 @@ class CriticLearner:
         self._passes = passes
         self._mesh = passes.mesh
         self.optimizer = optimizer
+        self._begun: Begun[Values] | None = None
         if not self.is_shared:
             self._mesh.shard(critic)
             self.optimizer = Optimizer(trainable(critic), optimizer.plan, self._mesh)
 
-    def expect(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def expect(self, batch: Batch, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return values Float32[B T] of the state before each trained token, and bootstrap Float32[B] of that after
         the last token; zeros elsewhere, and in rows without a trained token. No gradient.
+
+        Args:
+            first: Rows Int[N] that the next `fit` learns from; the graph of their first cut is kept for it.
         """
+        self.forget()
         values, bootstrap = torch.zeros(batch.mask.shape), torch.zeros(len(batch))
+        live = batch.mask.any(1)
+        first = torch.arange(0) if first is None or self._mesh.size > 1 else first
+        rows = first[live[first]]
+        rest = live.index_fill(0, rows, False).nonzero()[:, 0]
+
+        def note(index: Tensor, cut: Batch) -> Values:
+            found = self._passes.value(self._scorer, cut)
+            values[index, : cut.width] = found.values.detach().cpu()
+            bootstrap[index] = found.bootstrap.detach().cpu()
+            return found
+
+        # Last, so that no other pass is in memory beside the graph.
+        last = list(self._passes.cuts(batch, rows, self._scorer)) if len(rows) else []
         with torch.no_grad():
-            for index, cut in self._passes.cuts(batch, batch.mask.any(1).nonzero()[:, 0], self._scorer):
-                found = self._passes.value(self._scorer, cut)
-                values[index, : cut.width] = found.values.cpu()
-                bootstrap[index] = found.bootstrap.cpu()
+            for index, cut in self._passes.cuts(batch, rest, self._scorer) if len(rest) or not last else ():
+                note(index, cut)
+            for index, cut in last[1:]:
+                note(index, cut)
+        for index, cut in last[:1]:
+            with self._passes.recording(self._scorer.trunk):
+                found = note(index, cut)
+            self._begun = Begun(batch.rows(first), torch.searchsorted(first, index), found)
         return self._mesh.total(values), self._mesh.total(bootstrap)
+
+    def forget(self) -> None:
+        """Drop what was computed for the next `fit`: weights change, or others were restored."""
+        self._begun = None
 
     def fit(self, minibatch: Batch, guarded: CriticFit) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
@@ -106,8 +133,10 @@ class CriticLearner:
         if len(rows) == 0:
             return (metrics if self._mesh.rank == 0 else Metrics()) + self._passes.work.take()
         tally = LossAccumulator(self._mesh)
+        begun, self._begun = self._begun, None
         try:
-            self._accumulate(minibatch, rows, guarded, tally)
+            with self._passes.recording(self._scorer.trunk):
+                self._accumulate(self._cuts(minibatch, rows, guarded, begun), guarded, tally)
             tally.check()
             norm = self.optimizer.step(guarded.learning_rate)
         except BaseException:
@@ -128,6 +157,7 @@ class CriticLearner:
         Raises:
             CheckpointError: As `check`; nothing was changed then.
         """
+        self.forget()
         if not self.is_shared:
             self.optimizer.restore(state)
 
@@ -142,14 +172,30 @@ class CriticLearner:
         write = critic_writer(self._critic, named)
         return lambda folder: write(folder / FOLDER)
 
-    def _accumulate(self, minibatch: Batch, rows: Tensor, guarded: CriticFit, tally: LossAccumulator) -> None:
+    def _cuts(
+        self, minibatch: Batch, rows: Tensor, guarded: CriticFit, begun: Begun[Values] | None
+    ) -> Iterator[tuple[Tensor, Batch, Tensor]]:
+        """Yield `ForwardRunner.cuts` of ``rows`` Int[N], with values Float[B T] whose gradient is recorded."""
+        live = torch.zeros(len(minibatch), dtype=torch.bool).index_fill(0, rows, True)
+        known = None if begun is None or guarded.is_trunk_frozen else begun.within(minibatch, live)
+        if begun is not None and known is not None:
+            index, at = known
+            cut = move(trim(minibatch.rows(index)), begun.found.values.device)
+            yield index, cut, begun.found.values[at.to(begun.found.values.device), : cut.width]
+            rows = live.index_fill(0, index, False).nonzero()[:, 0]
+            if len(rows) == 0:
+                return
+        for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
+            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_trunk_frozen).values
+
+    def _accumulate(
+        self, cuts: Iterable[tuple[Tensor, Batch, Tensor]], guarded: CriticFit, tally: LossAccumulator
+    ) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
-        with self._passes.recording(self._scorer.trunk):
-            for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
-                values = self._passes.value(self._scorer, cut, guarded.is_trunk_frozen).values
-                if len(index) == 0:
-                    (0 * values).sum().backward()
-                    continue
-                loss, measured = guarded.plan.loss(values, cut, guarded.one_sided)
-                tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
-                loss.backward()
+        for index, cut, values in cuts:
+            if len(index) == 0:
+                (0 * values).sum().backward()
+                continue
+            loss, measured = guarded.plan.loss(values, cut, guarded.one_sided)
+            tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
+            loss.backward()

@@ -134,8 +134,8 @@ class DistributedLearner:
         """Nothing: a copy waits on the disk."""
         return 0
 
-    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
-        """Return what is asked for; see `TorchLearner.score`."""
+    async def score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor] | None = None) -> Scores:
+        """Return what is asked for; see `TorchLearner.score`. No process keeps a graph, so ``first`` says nothing."""
         found: Scores = await self._run(lambda: self._ask("score", batch=batch, needs=sorted(needs))[0])
         return found
 

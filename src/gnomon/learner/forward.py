@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from gnomon.core.progress import working
 from gnomon.core.types import Batch, TopLogprobs
 from gnomon.learner.loss import ComputeStats
 from gnomon.learner.mesh import Mesh, SingleProcess
-from gnomon.learner.microbatch import Sharing, micro_batches, move
+from gnomon.learner.microbatch import Sharing, micro_batches, move, trim
 from gnomon.learner.sections import LearnerConfig, default_budget
 from gnomon.models.contexts import recomputing
 from gnomon.models.head import chunk_for
@@ -33,6 +33,39 @@ class Prefetched:
 
     computed: tuple[Tensor, Batch, TokenScores]
     others: Sequence[tuple[Tensor, Batch]]
+
+
+Found = TypeVar("Found", TokenScores, Values)
+
+
+@dataclass(frozen=True)
+class Begun(Generic[Found]):
+    """A cut that was scored with its graph, for the update that learns from it before any weight is changed.
+
+    Attributes:
+        first: The rows of the first minibatch, as they were scored.
+        index: Which of them the cut has.
+        found: What the pass found, its gradient recorded.
+    """
+
+    first: Batch
+    index: Tensor
+    found: Found
+
+    def within(self, minibatch: Batch, live: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return which rows Int[N] of ``minibatch`` need no forward pass, and where Int[N] the cut has them.
+
+        None where it is another minibatch, or where more than a third of what was computed is not among ``live``
+        Bool[B]: a backward pass through all of it costs more than a new pass through the rest.
+        """
+        own = self.first
+        pairs = ((minibatch.tokens, own.tokens), (minibatch.lengths, own.lengths), (minibatch.mask, own.mask))
+        if not all(torch.equal(here, there) for here, there in pairs):
+            return None
+        chosen = live[self.index]
+        lengths = own.lengths[self.index]
+        is_worth = 3 * int(lengths[chosen].sum()) >= 2 * int(lengths.sum())
+        return (self.index[chosen], chosen.nonzero()[:, 0]) if is_worth else None
 
 
 class ForwardRunner:
@@ -102,6 +135,35 @@ class ForwardRunner:
         scores = self.score(scorer, cut)
         note(index, cut, scores)
         return self.mesh.total(logprobs), self.mesh.total(entropy), Prefetched((index, cut, scores), others)
+
+    def begin(
+        self, batch: Batch, rows: Tensor, scorer: TokenScorer, model: nn.Module
+    ) -> tuple[Tensor, Begun[TokenScores] | None]:
+        """Return `logprobs`, and the first cut of ``rows`` Int[N] with its graph, which lie in one pass then."""
+        live = rows[batch.mask[rows].any(1)]
+        if self.mesh.size > 1 or len(live) == 0:
+            return self.logprobs(scorer, batch), None
+        with self.recording(model):
+            logprobs, _, prefetched = self.ahead(batch, live, scorer)
+        index, _, scores = prefetched.computed
+        return logprobs, Begun(batch.rows(rows), torch.searchsorted(rows, index), scores)
+
+    def resume(
+        self, begun: Begun[TokenScores] | None, minibatch: Batch, live: Tensor, scorer: TokenScorer
+    ) -> "Prefetched | None":
+        """Return the cut of ``begun`` as one of ``minibatch``, and the other ``live`` rows Bool[B] in cuts that are
+        still to be computed; None where it is of no use.
+        """
+        known = None if begun is None else begun.within(minibatch, live)
+        if begun is None or known is None:
+            return None
+        rows, at = known
+        cut, found = move(trim(minibatch.rows(rows)), self._device), begun.found
+        at, width = at.to(self._device), cut.width
+        kl = None if found.anchor_kl is None else found.anchor_kl[at, :width]
+        scores = TokenScores(found.logprobs[at, :width], found.entropy[at, :width], anchor_kl=kl)
+        rest = live.index_fill(0, rows, False).nonzero()[:, 0]
+        return Prefetched((rows, cut, scores), self._planned(minibatch, rest, scorer) if len(rest) else ())
 
     def recorded(
         self, batch: Batch, rows: Tensor, scorer: TokenScorer, ahead: "Prefetched | None" = None

@@ -1,6 +1,6 @@
 """A learner in this process: one module, one optimizer, exact sums over micro-batches."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +22,7 @@ from gnomon.core.types import Batch, Scores, Snapshot, State
 from gnomon.learner.allocator import within_memory
 from gnomon.learner.base import PLAIN, check_composition, join, part
 from gnomon.learner.critic import CriticFit, CriticLearner, head_of, scorer_of
-from gnomon.learner.forward import ForwardRunner, Prefetched, measure_routing, scorer_on
+from gnomon.learner.forward import Begun, ForwardRunner, Prefetched, measure_routing, scorer_on
 from gnomon.learner.frozen import FrozenWeights
 from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
 from gnomon.learner.mesh import copies, here
@@ -94,6 +94,7 @@ class TorchLearner:
         # Optimizer steps made on the policy's weights, and made when `score` was last asked for the proximal policy.
         self._updates = 0
         self._scored_at: int | None = None
+        self._begun: Begun[TokenScores] | None = None
         self._kept: dict[Optimizer | MovingAverage, list[Tensor]] = {}
         self._kept_values: tuple[int, State, ComputeStats] | None = None
         # One thread for all calls: they never overlap, and OpenMP keeps one team of threads.
@@ -104,13 +105,18 @@ class TorchLearner:
         """Finished training steps."""
         return self._version
 
-    async def score(self, batch: Batch, needs: Set[Need]) -> Scores:
+    async def score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor] | None = None) -> Scores:
         """Return what is asked for, Float32[B T], 0 where the mask is false; no gradient.
+
+        Args:
+            first: Rows Int[N] that the next `update` ("proximal") and the next `fit` ("values") learn from. If no
+                weight changes before it, it goes on from this pass, whose graph is kept: of as many rows as one
+                micro-batch holds.
 
         Raises:
             ConfigError: The reference is asked for and there is none, or values are (no critic).
         """
-        return await self._run(lambda: self._score(batch, needs))
+        return await self._run(lambda: self._score(batch, needs, first or {}))
 
     async def logprobs(self, batch: Batch, weights: Snapshot | None = None) -> Tensor:
         """Return the log-probabilities of the trained weights, never of their average, or of ``weights``; no gradient.
@@ -150,6 +156,7 @@ class TorchLearner:
     def advance(self) -> None:
         """Count one finished training step."""
         self._version += 1
+        self._forget()
 
     def snapshot(self) -> Snapshot:
         """Return the module's own tensors, adapters merged; read them before the next update."""
@@ -201,6 +208,7 @@ class TorchLearner:
             ComputeStats(*(int(count) for count in state.values["work"])) if self._mesh.rank == 0 else ComputeStats()
         )
         self._scored_at = None
+        self._forget()
 
     def keep(self) -> None:
         """Copy on the CPU what the next training step may change of what this process holds.
@@ -283,18 +291,26 @@ class TorchLearner:
     async def _run(self, work: Callable[[], T]) -> T:
         return await elsewhere(lambda: within_memory(self._passes, work), self._thread)
 
-    def _score(self, batch: Batch, needs: Set[Need]) -> Scores:
-        proximal = values = bootstrap = routing = free_routing = None
+    def _forget(self) -> None:
+        """Drop what was computed for the next updates."""
+        self._begun = None
+        if self._critic is not None:
+            self._critic.forget()
+
+    def _score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor]) -> Scores:
+        proximal = values = bootstrap = routing = free_routing = begun = None
         if "values" in needs:
-            values, bootstrap = self._known_critic().expect(batch)
+            values, bootstrap = self._known_critic().expect(batch, first.get("values"))
         if "routing" in needs:
             proximal, routing = self._passes.routes(self._averaged or self._scorer, batch)
         elif "proximal" in needs and self._is_mixture and batch.routing is None:
             proximal, free_routing = self._passes.routes(self._averaged or self._scorer, batch)
+        elif "proximal" in needs and "proximal" in first and self._averaged is None:
+            proximal, begun = self._passes.begin(batch, first["proximal"], self._scorer, self._model)
         elif "proximal" in needs:
             proximal = self._passes.logprobs(self._averaged or self._scorer, batch)
         if "proximal" in needs:
-            self._scored_at = self._updates
+            self._scored_at, self._begun = self._updates, begun
         return replace(
             self._reference.score(batch) if "reference" in needs else Scores(),
             proximal=proximal if "proximal" in needs else None,
@@ -310,6 +326,7 @@ class TorchLearner:
             return self._passes.logprobs(self._scorer, batch)
 
     def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:
+        begun, self._begun = self._begun, None
         live = algorithm.live_rows(minibatch)
         learning_rate = rate * self._plan.optimizer.learning_rate_at(step, self._steps)
         is_skipped = not bool(live.any())
@@ -330,6 +347,7 @@ class TorchLearner:
                 statistics, ahead = self._statistics(minibatch, algorithm, live, is_current)
                 if is_current:
                     minibatch = minibatch.with_fields(proximal=None)
+                    ahead = ahead or self._passes.resume(begun, minibatch, live, self._scorer)
                 cuts = self._passes.recorded(minibatch, live.nonzero()[:, 0], self._scorer, ahead)
                 self._accumulate(cuts, algorithm, statistics, tally)
             tally.check()
@@ -342,6 +360,8 @@ class TorchLearner:
             raise
         reach("update")
         self._updates += 1
+        if self._critic is not None and self._critic.is_shared:
+            self._critic.forget()
         self._lag.advance()
         for average in (self._average, self._reference.average):
             if average is not None:
@@ -409,6 +429,8 @@ class TorchLearner:
             is_trunk_frozen=step is None and plan.pretraining is not None and plan.pretraining.frozen_trunk,
             one_sided=one_sided,
         )
+        if critic.is_shared:
+            self._begun = None
         metrics = critic.fit(minibatch, guarded)
         assert minibatch.weights is not None, "value_minibatches comes first"
         has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())

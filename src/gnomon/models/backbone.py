@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError
 from gnomon.models.attention import OWN, attends_by_branches, rotary_edge, use_own_attention
-from gnomon.models.cpu.fused_forward import body_states, kept_per_token
+from gnomon.models.cpu.fused_forward import body_states, kept_per_token, lay_side_by_side
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
@@ -36,7 +36,8 @@ class Backbone:
     Padding is on the right and the model is causal. No position that is read depends on padding, so no mask is needed.
 
     Args:
-        model: A transformers model in eval mode. Its attention is replaced (`use_own_attention`).
+        model: A transformers model in eval mode. Its attention is replaced (`use_own_attention`), and on a CPU weights
+            that multiply the same numbers become parts of one tensor (`lay_side_by_side`).
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,6 +46,8 @@ class Backbone:
         use_own_attention(self._model)
         self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
         self._is_tried = may_write_out(self._model) and _reproduces(body_of(self._model))
+        if self._is_tried:
+            lay_side_by_side(body_of(self._model))
 
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""

@@ -62,11 +62,12 @@ class ValuePretraining:
 
         batch, metrics = collate(finished.groups, self.temperature), Metrics()
         with self.guard.step(self.batches + 1, "batch of value pre-training") as guarded:
-            batch = (await self.learner.score(batch, self.algorithm.advantage.needs)).into(batch)
+            seed = shuffle_seed(self.seed, self.batches, "pretraining")
+            first = self.algorithm.first_rows(batch, seed, seed)
+            batch = (await self.learner.score(batch, self.algorithm.advantage.needs, first)).into(batch)
             batch = guarded.check_finite(batch)
             timer.lap("score")
 
-            seed = shuffle_seed(self.seed, self.batches, "pretraining")
             batch = guarded.check_finite(self.algorithm.prepare(batch))
             metrics = await train_critic(self.learner, self.algorithm, batch, None, seed)
         timer.lap("update")

@@ -1,11 +1,15 @@
 """What the training loop needs, built and connected; and what happens between its steps."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from torch import Tensor
+
 from gnomon.algorithms.algorithm import Algorithm
+from gnomon.algorithms.protocols import Need
 from gnomon.core.errors import DiagnosedError, Stopped
+from gnomon.core.types import Batch
 from gnomon.engines.base import Engine
 from gnomon.learner.base import Learner
 from gnomon.rollouts.collate import Collate, collate
@@ -167,6 +171,11 @@ class Run:
     def shuffle_seed(self, step: int) -> int:
         """Return the seed of the step's minibatches; it depends on the run's seed and the step alone."""
         return shuffle_seed(self.schedule.seed, step, "minibatches")
+
+    def first_rows(self, batch: Batch, step: int) -> Mapping[Need, Tensor]:
+        """Return the rows of the step's first minibatches; see `Algorithm.first_rows`."""
+        value_seed = shuffle_seed(self.schedule.seed, step, "values")
+        return self.components.algorithm.first_rows(batch, self.shuffle_seed(step), value_seed)
 
     async def begin(self) -> None:
         """Do what comes before the first step: initial values, the evaluation that others compare with, the critic.

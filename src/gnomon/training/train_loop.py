@@ -29,7 +29,8 @@ async def train(run: Run) -> None:
             batch = parts.collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
             seen, metrics = None, measure_round(finished, learner.version)
             with parts.guard.step(step + 1) as guarded:
-                batch = (await learner.score(batch, algorithm.needs | parts.staleness_filter.needs)).into(batch)
+                needs = algorithm.needs | parts.staleness_filter.needs
+                batch = (await learner.score(batch, needs, run.first_rows(batch, step))).into(batch)
                 batch = guarded.check_finite(batch)
                 finished, batch, trusted = parts.staleness_filter.apply(finished, batch, learner.version)
                 mismatch = await progress.mismatch.measure(batch, step)

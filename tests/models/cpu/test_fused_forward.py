@@ -11,7 +11,7 @@ from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 from gnomon.learner.precision import Masters
 from gnomon.models.backbone import Backbone, kept_for_backward, may_write_out
 from gnomon.models.contexts import recomputing
-from gnomon.models.cpu.fused_forward import kept_per_token
+from gnomon.models.cpu.fused_forward import _stacked, kept_per_token
 from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.lora import LoraConfig, adapt
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -168,3 +168,23 @@ def test_a_body_that_computes_something_else_is_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr("gnomon.models.cpu.fused_forward._turned", lambda given, *_: given)
 
     assert not Backbone(made(llama))._is_tried
+
+
+def test_weights_with_one_input_lie_in_one_tensor_and_are_the_same(tmp_path):
+    """No product joins them, a change of one reaches it, and a file has each by its own name."""
+    model = made(llama)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    body = Backbone(model)._model.get_decoder()
+    for layer in body.layers:
+        attention, feed = layer.self_attn, layer.mlp
+        for family in ([attention.q_proj, attention.k_proj, attention.v_proj], [feed.gate_proj, feed.up_proj]):
+            weights = [sibling.weight for sibling in family]
+            joined = _stacked(weights)
+            assert joined.data_ptr() == weights[0].data_ptr()
+            assert torch.equal(joined, torch.cat(weights))
+    model.save_pretrained(tmp_path)
+    saved = type(model).from_pretrained(tmp_path).state_dict()
+    for name, weight in before.items():
+        assert torch.equal(model.state_dict()[name], weight)
+        assert torch.equal(saved[name], weight)
+    assert _stacked([torch.ones(2, 3), torch.zeros(1, 3)]).tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]

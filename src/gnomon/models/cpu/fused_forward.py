@@ -67,9 +67,40 @@ def kept_per_token(body: Any) -> int:
     return total
 
 
+def lay_side_by_side(body: Any) -> None:
+    """Let the weights of linear layers with one input be parts of one tensor, so that no product has to join them:
+    copying them took 4% of the fixed work's update and 8% of one of 400 tokens.
+
+    Args:
+        body: A backbone that `is_standard`, before anything but its modules holds its weights.
+    """
+    for layer in body.layers:
+        for siblings in _families(layer):
+            weights = [sibling.weight for sibling in siblings]
+            parts = _stacked([weight.data for weight in weights]).split([len(weight) for weight in weights])
+            for weight, part in zip(weights, parts, strict=True):
+                weight.data = part
+
+
+def _families(layer: Any) -> tuple[list[nn.Linear], list[nn.Linear]]:
+    attention, feed = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj], [feed.gate_proj, feed.up_proj]
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    """Return weights Float[N M] one above another: the memory that they are in, if it is so there."""
+    first, end = weights[0], weights[0].storage_offset()
+    for weight in weights:
+        is_next = weight.storage_offset() == end and weight.is_contiguous()
+        if not is_next or weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return torch.cat(tuple(weights))
+        end += weight.numel()
+    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+
+
 def _layer(layer: Any, states: Tensor, turn: Turn, branches: PrefixLayout) -> Tensor:
     attention, feed = layer.self_attn, layer.mlp
-    siblings = [attention.q_proj, attention.k_proj, attention.v_proj]
+    siblings, openings = _families(layer)
     made = normed_product(states, layer.input_layernorm, siblings).unflatten(1, (-1, attention.head_dim))
     heads = attention.q_proj.out_features // attention.head_dim
     if has_inner_norms(attention):
@@ -77,7 +108,7 @@ def _layer(layer: Any, states: Tensor, turn: Turn, branches: PrefixLayout) -> Te
     made = _Turned.apply(made, *turn, heads + attention.k_proj.out_features // attention.head_dim)  # type: ignore[no-untyped-call]
     mixed = branched_attention(made, heads, branches, float(attention.scaling)).flatten(1)
     states = _Plus.apply(states, mixed, attention.o_proj.weight, attention.o_proj.bias)  # type: ignore[no-untyped-call]
-    opened = normed_product(states, layer.post_attention_layernorm, [feed.gate_proj, feed.up_proj])
+    opened = normed_product(states, layer.post_attention_layernorm, openings)
     down = feed.down_proj
     closed: Tensor = _Gated.apply(states, opened, down.weight, down.bias, feed.act_fn)  # type: ignore[no-untyped-call]
     return closed
@@ -151,7 +182,7 @@ class _NormedProduct(torch.autograd.Function):
         ctx.save_for_backward(states, scale, factor, *tensors)
         ctx.count = count
         bias = torch.cat(tensors[count:]) if len(tensors) > count else None
-        return functional.linear(given, torch.cat(tensors[:count]), bias)
+        return functional.linear(given, _stacked(tensors[:count]), bias)
 
     @staticmethod
     @once_differentiable
@@ -161,7 +192,7 @@ class _NormedProduct(torch.autograd.Function):
         sizes = [len(weight) for weight in weights]
         found: list[Tensor | None] = [None] * len(tensors)
         is_wanted = any(ctx.needs_input_grad[3:])
-        d_states, d_scale, given = _through_norm(gradient @ torch.cat(weights), states, scale, factor, is_wanted)
+        d_states, d_scale, given = _through_norm(gradient @ _stacked(weights), states, scale, factor, is_wanted)
         if given is not None:
             found[: ctx.count] = (gradient.T @ given).split(sizes)
             if len(tensors) > ctx.count:

@@ -28,9 +28,8 @@ def write(named: Iterable[tuple[str, Tensor]]) -> Path:
     seen: set[int] = set()
     for name, tensor in named:
         here = tensor.detach().to("cpu").contiguous()
-        storage = here.untyped_storage().data_ptr()
-        tensors[name] = here.clone() if storage in seen else here
-        seen.add(storage)
+        tensors[name] = here.clone() if here.data_ptr() in seen else here
+        seen.add(here.data_ptr())
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _SPARE * size
     folder = Path(tempfile.mkdtemp(prefix="gnomon-weights-", dir=_SHARED_MEMORY if has_room else None))
