@@ -17,6 +17,7 @@ CONTENDERS: Mapping[str, Mapping[str, str]] = {
     "c1": {"gnomon": "steps.step"},
     "engine": {"gnomon": "generation.decode", "transformers": "generation.decode_plainly"},
     "update": {"gnomon": "updates.update"},
+    "learning": {"gnomon": "updates.learning"},
     "growth": {
         "batch": "growth.batch",
         "length": "growth.length",

@@ -7,6 +7,7 @@ a good one may well need 1.5 times as long.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.harness.report import BenchMeasure, BenchResult
 
@@ -57,30 +58,38 @@ class Ceilings:
             seconds += max(arithmetic, reading)
         return seconds
 
-    def update(self, prompts: Sequence[int], lengths: Sequence[int]) -> float:
-        """Return seconds of one forward and backward pass: each prompt once, the head on answers only.
+    def learning(self, part: str, prompts: Sequence[int], lengths: Sequence[int], beginning: int = 0) -> float:
+        """Return seconds of one pass: what prompts begin with and each prompt once, the head on answers only.
 
-        A forward pass takes 2 operations a parameter and token, a backward pass 4.
+        A forward pass takes 2 operations a parameter and token, a backward pass 4. part: "score" and "value" make the
+        first alone, "update" and "fit" both; a critic ("value", "fit") has no head over the vocabulary.
         """
         answers = sum(lengths)
-        return 6 * (self.body * (sum(prompts) + answers) + self.head * answers) / self.operations
+        tokens = sum(prompts) + answers - beginning * max(len(prompts) - 1, 0)
+        head = 0 if part in ("value", "fit") else self.head * answers
+        return (2 if part in ("score", "value") else 6) * (self.body * tokens + head) / self.operations
 
 
 def with_limits(result: BenchResult, roofline: BenchResult | None) -> BenchResult:
     """Return ``result`` with a limit on each measure whose work its facts tell.
 
-    ``facts["works"]``: name of a measure -> the parts of its work, each ``{"part": "generate" or "update", "prompts":
-    tokens of each, "lengths": tokens of each answer}``. The limit of a rate is answer tokens over those seconds.
+    ``facts["works"]``: name of a measure -> the parts of its work, each ``{"part": "generate" or as in `learning`,
+    "prompts": tokens of each, "lengths": tokens of each answer, "beginning": tokens that all prompts begin with}``. The
+    limit of a rate is answer tokens over those seconds.
     """
     works = result.facts.get("works")
     if roofline is None or not works:
         return result
     ceilings = Ceilings.of(roofline, result.facts["precision"])
-    seconds = {"generate": ceilings.generation, "update": ceilings.update}
+
+    def seconds(part: dict[str, Any]) -> float:
+        if part["part"] == "generate":
+            return ceilings.generation(part["prompts"], part["lengths"])
+        return ceilings.learning(part["part"], part["prompts"], part["lengths"], part.get("beginning", 0))
 
     def limited(measure: BenchMeasure) -> BenchMeasure:
         parts = works.get(measure.name, ())
-        least = sum(seconds[part["part"]](part["prompts"], part["lengths"]) for part in parts)
+        least = sum(map(seconds, parts))
         if not least:
             return measure
         tokens = sum(sum(part["lengths"]) for part in parts)

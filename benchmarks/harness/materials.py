@@ -29,7 +29,8 @@ class BenchShape:
 
     longest: tokens of an answer at most. degenerate: of the groups, how many have equal rewards, so that nothing of
     them is trained. is_shared: whether the answers of a group have one prompt; otherwise each has its own, of the same
-    length, which costs what a group costs when prompts are computed once an answer.
+    length, which costs what a group costs when prompts are computed once an answer. beginning: tokens that all prompts
+    begin with, as a chat template and a system message make them.
     """
 
     prompts: tuple[int, ...]
@@ -38,6 +39,7 @@ class BenchShape:
     longest: int
     degenerate: int = 0
     is_shared: bool = True
+    beginning: int = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -67,9 +69,10 @@ def make_groups(shape: BenchShape, vocabulary: int) -> tuple[Group, ...]:
         return tuple(torch.randint(0, vocabulary, (count,), generator=generator).tolist())
 
     lengths = iter(shape.lengths)
+    beginning = draw(shape.beginning)
     groups = []
     for number, tokens in enumerate(shape.prompts):
-        task = Task(id=f"made-{number}", prompt=draw(tokens), text="")
+        task = Task(id=f"made-{number}", prompt=beginning + draw(tokens - len(beginning)), text="")
         is_degenerate = number < shape.degenerate
         prompts = [task.prompt if shape.is_shared else draw(tokens) for _ in range(shape.generations)]
         answers = [draw(next(lengths)) for _ in prompts]
@@ -122,14 +125,17 @@ class Trainer:
 
     def scored(self, batch: Batch) -> Batch:
         """Return the batch with what the algorithm needs of other policies, prepared."""
-        return self.algorithm.prepare(asyncio.run(self.learner.score(batch, self.algorithm.needs)).into(batch))
+        first = self.algorithm.first_rows(batch, 0, 0)
+        return self.algorithm.prepare(asyncio.run(self.learner.score(batch, self.algorithm.needs, first)).into(batch))
 
     def learn(self, batch: Batch) -> None:
-        """Make the algorithm's updates with a batch that is `scored`."""
+        """Make the algorithm's updates, and the critic's, with a batch that is `scored`."""
 
         async def update() -> None:
             for minibatch in self.algorithm.minibatches(batch, 0):
                 await self.learner.update(minibatch, self.algorithm, 0)
+            for minibatch in self.algorithm.value_minibatches(batch, 0):
+                await self.learner.fit(minibatch, self.algorithm, 0)
 
         asyncio.run(update())
 

@@ -13,7 +13,8 @@ class Size:
     prompts, answers to each, tokens of an answer at most. answer: tokens of an answer on average, where answers are
     made up (case "update"). prompt: tokens of a made-up prompt; shared_prompt: of a long one, which a group shares.
     layers, width: of the small model whose costs are watched as one number grows; then the numbers: rows of a batch,
-    answer lengths, group sizes, vocabularies, prompts that the value tracker knows.
+    answer lengths, group sizes, vocabularies, prompts that the value tracker knows. beginning: tokens that all prompts
+    of the case "learning" begin with; long_answer, long_prompt: tokens of its long rows.
     """
 
     name: str
@@ -34,6 +35,9 @@ class Size:
     tracked: tuple[int, ...]
     vocabulary: int = 512
     repeats: int = 5
+    beginning: int = 6
+    long_answer: int = 24
+    long_prompt: int = 64
 
 
 STANDARD = Size(
@@ -64,6 +68,9 @@ STANDARD = Size(
     vocabularies=(1024, 8192, 65_536, 262_144),
     tracked=(10_000, 1_000_000, 10_000_000),
     vocabulary=4096,
+    beginning=26,
+    long_answer=1024,
+    long_prompt=2048,
 )
 QUICK = Size(
     name="quick",

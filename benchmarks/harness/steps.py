@@ -15,6 +15,7 @@ from benchmarks.harness.sizes import Size
 from benchmarks.harness.timing import repeat
 from gnomon.core.errors import RunError
 from gnomon.core.redaction import without_secrets
+from gnomon.models.prefix import common_beginning
 
 _START_SECONDS = 600.0
 _STAGES = {"total": "step", "generate": "generate", "grade": "grade", "score": "score", "update": "update"}
@@ -108,9 +109,10 @@ def _work(rollouts: Path) -> dict[str, dict[str, Any]]:
     def part(name: str, groups: Iterable[int]) -> dict[str, Any]:
         wanted = set(groups)
         chosen = [line for line in found if line.group in wanted]
-        prompts = {line.group: len(line.rollout.prompt) for line in chosen}
+        prompts = {line.group: tuple(line.rollout.prompt) for line in chosen}
         lengths = [len(line.rollout.response) for line in chosen]
-        return {"part": name, "prompts": list(prompts.values()), "lengths": lengths}
+        beginning = common_beginning(set(prompts.values()))
+        return {"part": name, "prompts": [*map(len, prompts.values())], "lengths": lengths, "beginning": beginning}
 
     alive = [group for group, seen in rewards.items() if len(seen) > 1]
     return {"generate": part("generate", rewards), "update": part("update", alive)}

@@ -14,6 +14,7 @@ TITLES = {
     "c1": "One training step, the fixed work",
     "engine": "Generation, every answer of the whole budget",
     "update": "One update on made-up rollouts",
+    "learning": "The learner's half of a step: scoring, updates, critic, tracking",
     "growth": "How cost grows",
     "weights": "Weights on their way to engines, by seconds a GiB of model",
     "start": "From the command to the first token",

@@ -72,7 +72,7 @@ def test_limits_are_put_beside_the_measures_that_say_their_work():
     )
     found = with_limits(BenchResult("c1", "gnomon", measures, {"precision": "fp32", "works": works}), roofline)
     ceilings = Ceilings(4e9, 2e9, 10, 5, 2, 4)
-    generation, training = ceilings.generation([3], [2, 1]), ceilings.update([3], [2, 1])
+    generation, training = ceilings.generation([3], [2, 1]), ceilings.learning("update", [3], [2, 1])
 
     assert [m.limit for m in found.measures] == [
         pytest.approx(generation + training),

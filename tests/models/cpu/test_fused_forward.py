@@ -117,6 +117,7 @@ def test_low_precision_is_no_further_from_the_truth_than_the_models_own_code(mak
 def test_what_is_kept_is_counted(way: str):
     """Numbers of a token that wait for the backward pass: counted by what autograd is given."""
     model = made(gelu)
+    body = Backbone(model)
     kept: dict[int, int] = {}
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,7 +128,7 @@ def test_what_is_kept_is_counted(way: str):
 
     shared: set[int] = {p.untyped_storage().data_ptr() for p in model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
-        hidden = Backbone(model).plain(torch.randint(1, 96, (2, 64)))
+        hidden = body.plain(torch.randint(1, 96, (2, 64)))
     assert hidden.requires_grad
     turns = 2 * 8
     last = 32
