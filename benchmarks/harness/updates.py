@@ -66,16 +66,20 @@ def learning(size: Size, repeats: int) -> BenchResult:
     no row of a first update, which has the weights that scored it; a prompt's previous answer beside its new one, after
     SPO's updates.
     """
-    rows, made = size.prompts * size.generations, partial(BenchShape, beginning=size.beginning)
-    short = {"answer": size.answer, "longest": size.budget}
+    rows, long = size.prompts * size.generations, (size.long_answer, size.long_answer)
+    short = (size.answer, size.budget)
+
+    def made(prompt: int, prompts: int, generations: int, lengths: tuple[int, int] = short) -> BenchShape:
+        return BenchShape((prompt,) * prompts, generations, *lengths, beginning=size.beginning)
+
     # As many rows as VAPO has answers to a prompt, at least.
     several = min(16, rows)
     work = {
-        "spo": (SPO, made((size.prompt,) * rows, 1, **short)),
-        "ppo": (PPO, made((size.prompt,) * rows, 1, **short)),
-        "vapo": (VAPO, made((size.prompt,) * (rows // several), several, **short)),
-        "long answers": (None, made((size.prompt,) * 2, 8, size.long_answer, size.long_answer)),
-        "long prompts": (None, made((size.long_prompt,) * 2, 8, **short)),
+        "spo": (SPO, made(size.prompt, rows, 1)),
+        "ppo": (PPO, made(size.prompt, rows, 1)),
+        "vapo": (VAPO, made(size.prompt, rows // several, several)),
+        "long answers": (None, made(size.prompt, 2, 8, long)),
+        "long prompts": (None, made(size.long_prompt, 2, 8)),
     }
     measures, works, precision = [], {}, "fp32"
     for name, (algorithm, shape) in work.items():
