@@ -25,6 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import CheckpointError
 from gnomon.core.types import Loan
 
@@ -93,7 +94,8 @@ def stored(place: Path) -> dict[str, StoredTensor]:
         SafetensorError, ValueError, OSError: A file cannot be read.
     """
     pieces: dict[str, list[tuple[int, tuple[int, ...], str, str]]] = {}
-    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+    there = real_path(place)  # for processes of other folders, too
+    for path in sorted(there.iterdir()) if there.is_dir() else [there]:
         if path.suffix != ".safetensors" or path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path} is no share of a checkpoint")
         with safe_open(path, framework="pt") as file:
