@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.insight.report.compare import distinct
 from gnomon.insight.report.facts import card_rows, default_differences, preset_differences, time_shares, waste_shares
 from gnomon.insight.report.prompts import prompts_of
-from gnomon.insight.report.rollouts import chosen
+from gnomon.insight.report.rollouts import ShownTurn, chosen, turns_of
 from gnomon.insight.report.scan import Scan, ScannedRun, Visit, reward_intervals, scan
 from gnomon.insight.report.trust import algorithm_of, trust_letters
+from gnomon.models.tiny import tiny_tokenizer
+from gnomon.models.token_strings import Vocabulary
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout, RolloutLog
 from gnomon.records.token_records import TokenRecord
@@ -208,3 +211,21 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
     """As many of the last parts of the paths as are needed; the same folder twice gets a number."""
     assert distinct([Path("a/x/run"), Path("b/x/run")]) == ["a/x/run", "b/x/run"]
     assert distinct([Path("run"), Path("run")]) == ["run (1)", "run (2)"]
+
+
+def test_a_conversation_is_shown_turn_by_turn():
+    """Each answer of each segment has its tokens, its calls, the reply behind it, and what it earned."""
+    tokenizer = tiny_tokenizer()
+    call = tuple(tokenizer.encode('<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
+    zeros, mask = (-1.0,) * (len(call) + 5), (*[True] * len(call), False, False, False, True, True)
+    row = Rollout("t", (1,), (*call, 65, 65, 65, 66, 67), mask, zeros, zeros, "", Grade(1.0), 0, 0, "stop")
+    row = replace(row, turn_ends=(len(call), len(mask)), turn_rewards=(0.25, 0.5))
+    other = replace(row, response=(65, 66), mask=(True, True), turn_ends=(2,), turn_rewards=(0.25,))
+
+    assert turns_of(replace(row, segments=(other,)), Vocabulary(tokenizer.backend.backend_tokenizer)) == [
+        ShownTurn(len(call), 3, 1, 0.25),
+        ShownTurn(2, 0, 0, 0.5),
+        ShownTurn(2, 0, 0, 0.25),
+    ]
+    assert [turn.calls for turn in turns_of(row, None)] == [None, None]
+    assert turns_of(other, None) == []

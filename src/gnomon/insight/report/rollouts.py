@@ -7,15 +7,18 @@ from pathlib import Path
 
 from gnomon.algorithms import Algorithm
 from gnomon.core.redaction import shortened, without_secrets
+from gnomon.core.types import Rollout
 from gnomon.insight.report.scan import Scan, ScannedRun
 from gnomon.insight.report.trust import trust_letters
 from gnomon.models.token_strings import Vocabulary, read_vocabulary
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RecordedRollout
+from gnomon.tasks.tools import find_calls
 
 EACH = 5
 """Rollouts on a shelf."""
 _HEAD = 0.7
+_MOST_TURNS = 40
 _LETTERS = 8
 """Characters that stand for a token where tokens are not known."""
 
@@ -37,12 +40,30 @@ class TokenView:
 
 
 @dataclass(frozen=True)
+class ShownTurn:
+    """One answer of a conversation.
+
+    Attributes:
+        tokens: Tokens of the answer.
+        reply: Tokens that the environment or the agent put behind it.
+        calls: Tool calls in it; None where tokens cannot be read.
+        reward: What it earned.
+    """
+
+    tokens: int
+    reply: int
+    calls: int | None
+    reward: float
+
+
+@dataclass(frozen=True)
 class Shown:
     """One rollout on the page.
 
     Attributes:
         prompt: As the model saw it, with control tokens.
         facts: A few words each.
+        turns: Its answers; none where it is a single one.
     """
 
     step: int
@@ -53,6 +74,7 @@ class Shown:
     error: str
     parts: Sequence[tuple[str, float]]
     facts: Sequence[str]
+    turns: Sequence[ShownTurn]
     response: TokenView
 
 
@@ -128,6 +150,7 @@ class Reader:
             error=shortened(rollout.grade.error or "", 2000),
             parts=[(shortened(name, 60), v) for name, v in list(parts)[:12] if type(v) in (int, float)],
             facts=list(_facts(one)),
+            turns=turns_of(rollout, self.vocabulary)[:_MOST_TURNS],
             response=self._excerpt(one, letters),
         )
 
@@ -146,6 +169,20 @@ class Reader:
         numbers = _numbers(one, letters, places)
         left_out = f"{last - first:,} tokens" if last > first else ""
         return TokenView(pieces[: len(head)], pieces[len(head) :], left_out, numbers)
+
+
+def turns_of(rollout: Rollout, vocabulary: Vocabulary | None) -> list[ShownTurn]:
+    """Return the answers of a conversation, segment by segment; none where there is only one."""
+    turns = []
+    for row in rollout.rows:
+        begins = [0, *row.turn_ends]
+        for number, (end, earned) in enumerate(zip(row.turn_ends, row.turn_rewards, strict=True)):
+            span = range(len(row.response))[begins[number] : end]
+            answer = [row.response[place] for place in span if row.mask[place]]
+            behind = row.mask[end : row.turn_ends[number + 1] if number + 1 < len(row.turn_ends) else None]
+            calls = None if vocabulary is None else len(find_calls(vocabulary.text(answer)))
+            turns.append(ShownTurn(len(answer), sum(not chosen for chosen in behind), calls, earned))
+    return turns if len(turns) > 1 else []
 
 
 def vocabulary_of(record: RunRecord) -> Vocabulary | None:
