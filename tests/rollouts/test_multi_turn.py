@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Completion, Ending, Grade, Group, Rollout, Snapshot, Task
-from gnomon.engines.base import Sampling
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
 from gnomon.engines.scripted import ScriptedEngine
-from gnomon.models.tiny import tiny_tokenizer
+from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import signature
@@ -64,6 +65,11 @@ class Scripted:
 
     async def step(self, text):
         said = self.left.pop(0)
+        if said.startswith("until "):
+            while not Path(said[6:]).exists():
+                time.sleep(0.001)
+        if said.startswith("then "):
+            Path(said[5:]).touch()
         deeds = {
             "hang": lambda: time.sleep(1000),
             "raise": lambda: 1 / 0,
@@ -186,7 +192,7 @@ CHATTY = tokenizer_with(CHAT)
 
 
 def asking(
-    engine: Parrot,
+    engine: Engine,
     hosts: EnvWorkers,
     plan: EnvironmentConfig,
     graded: Graded,
@@ -433,16 +439,29 @@ def test_conversations_are_measured_and_written_down(tmp_path: Path, mine: str):
 def several(mine: str) -> Callable[..., list[Rollout]]:
     """Play many tasks at once, with processes."""
 
-    def play(plan: EnvironmentConfig, tasks: Sequence[Task]) -> list[Rollout]:
+    def play(plan: EnvironmentConfig, tasks: Sequence[Task], engine: Engine | None = None) -> list[Rollout]:
         async def all_of_them() -> list[Rollout]:
             async with EnvWorkers(plan) as hosts:
-                rollouter = asking(Parrot([say("1")]), hosts, plan, Graded())
+                rollouter = asking(engine or Parrot([say("1")]), hosts, plan, Graded())
                 groups = await asyncio.gather(*(rollouter.run_group(task, 0, RolloutTimer()) for task in tasks))
             return [group.rollouts[0] for group in groups]
 
         return asyncio.run(all_of_them())
 
     return play
+
+
+def test_a_tool_that_takes_long_holds_up_no_other_rollout(
+    several: Callable[..., list[Rollout]], mine: str, tmp_path: Path
+):
+    """A tool that returns only when another conversation has come to its fourth turn returns; the engine is local."""
+    event = tmp_path / "event"
+    plan = EnvironmentConfig(use=mine, max_turns=5, max_turn_tokens=4, timeout_seconds=60)
+    tasks = [task_of([f"until {event}", "bye"]), task_of(["a", "b", "c", f"then {event}", "bye"])]
+
+    slow, other = several(plan, tasks, LocalEngine(tiny_model(0), kept_bytes=2**30))
+
+    assert [(r.ending.by, r.ending.turns) for r in (slow, other)] == [("done", 2), ("done", 5)]
 
 
 def test_what_hangs_raises_floods_or_dies_ends_its_own_rollout(several: Callable[..., list[Rollout]], mine: str):
