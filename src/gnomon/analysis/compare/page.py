@@ -1,7 +1,11 @@
 """A comparison as an HTML page that loads nothing else, and as lines of text."""
 
-import html
 from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from gnomon.analysis.compare.records import STAGES
 from gnomon.analysis.compare.statistics import Band, Comparison, Pairing, Ranking
@@ -200,63 +204,29 @@ Rows = Sequence[Sequence[str]]
 
 def page(found: Comparison) -> str:
     """Return the HTML page, in the design of the report. Names are escaped."""
-    setting = found.setting
-    title = f"{', '.join(s.name for s in found.standings)} on {setting.experiment}"
-    said = verdict(found)
-    head = [
-        f'<header><p class="eyebrow">{MARK} gnomon compare</p><h1>{_escaped(title)}</h1>',
-        f'<p class="lede">{_escaped(setting.task)} with {_escaped(setting.model)}, {_escaped(setting.limit)} a run. '
-        f"{_escaped(' '.join(said))}</p></header>",
-    ]
-    sections = [
-        _section(
-            "Held-out score",
-            _curves(found, lambda standing: standing.curve, "held-out score"),
-            _note(
-                "Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals."
-            ),
-            _table(score_rows(found)),
-            _note(
-                "The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should."
-            ),
-        ),
-        _section(
-            "Each against each",
-            _table(pair_rows(found)),
-            _note(
-                "The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at "
-                "random (min F\x27); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two "
-                "differ. The interval is of each pair alone: it holds 0 exactly where p, before that correction, is "
-                "above 0.05."
-            ),
-        ),
-        _section(
-            "Training reward",
-            _curves(found, lambda standing: standing.rewards, "mean reward"),
-            _note("Of the questions that each algorithm asked; one that chooses hard questions has a lower line."),
-            *(f"<p>{_escaped(sentence)}</p>" for sentence in scales(found)),
-        ),
-        _section("Cost", _table(cost_rows(found))),
-        _section(
-            "Before this is believed",
-            f"<ul>{''.join(f'<li>{_escaped(sentence)}</li>' for sentence in caveats(found))}</ul>",
-        ),
-    ]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        'content="light dark"><meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<style>{page_style()}</style></head><body>{''.join(head)}<main>{''.join(sections)}</main></body></html>\n"
+    template = (files("gnomon.analysis.compare") / "compare.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_printable, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(
+        title=f"{', '.join(s.name for s in found.standings)} on {found.setting.experiment}",
+        style=page_style(),
+        mark=MARK,
+        setting=found.setting,
+        verdict=" ".join(verdict(found)),
+        held_out=_curves(found, lambda standing: standing.curve, "held-out score"),
+        scores=score_rows(found),
+        pairs=pair_rows(found),
+        rewards=_curves(found, lambda standing: standing.rewards, "mean reward"),
+        scales=scales(found),
+        costs=cost_rows(found),
+        caveats=caveats(found),
     )
 
 
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{_escaped(title)}</h2>{''.join(parts)}</section>"
-
-
-def _note(said: str) -> str:
-    return f'<p class="note">{_escaped(said)}</p>'
+def _printable(said: Any) -> Any:
+    """Return a text without control characters; what is marked as HTML is the page's own."""
+    return said if isinstance(said, Markup) else "".join(c if c.isprintable() else " " for c in said)
 
 
 def text(found: Comparison) -> str:
@@ -329,25 +299,15 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label: str) -> str:
+def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label: str) -> list[str]:
+    """Return the picture for wide and for narrow screens."""
     series = []
     for standing in found.standings:
         points = bands(standing)
         lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
         series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
     title, across = f"{label} against {_tokens(found)}", f"{_tokens(found)}, in training"
-    wide, narrow = (chart(series, title, across, label, size=size) for size in ((820, 300), (360, 230)))
-    pictures = f'<div class="picture for-wide">{wide}</div><div class="picture for-narrow">{narrow}</div>'
-    return f'<figure class="panel">{pictures}</figure>'
-
-
-def _table(rows: Rows) -> str:
-    head = "".join(f'<th scope="col">{_escaped(cell)}</th>' for cell in rows[0])
-    lines = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in rows[1:]]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return (
-        f'<div class="scroll"><table class="scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return [chart(series, title, across, label, size=size) for size in ((820, 300), (360, 230))]
 
 
 def lines(rows: Rows) -> str:
@@ -355,7 +315,3 @@ def lines(rows: Rows) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     padded = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in padded)
-
-
-def _escaped(said: str) -> str:
-    return html.escape("".join(c if c.isprintable() else " " for c in said))
