@@ -27,12 +27,11 @@ from gnomon.config.experiment import load
 from gnomon.insight.watch.watcher import Watcher
 from gnomon.models.load import load_tokenizer
 from gnomon.records.batches import read_batch
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.jsonl import step_rows
 from gnomon.records.manifest import write_manifest
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import end_of, questions_of
-from gnomon.records.run_lock import lock_owner
 from gnomon.records.states import read_states
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.training.eval_spec import EvalSpec, EvalTarget

@@ -19,10 +19,9 @@ from gnomon.insight.report.write import run_page
 from gnomon.insight.watch.samples import read_samples
 from gnomon.insight.watch.watcher import Watcher
 from gnomon.records.corruption import damaged
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.eval_records import read_answered
 from gnomon.records.reading import RunRecord
-from gnomon.records.run_lock import lock_owner
 from gnomon.rewards.base import VerifierError
 from gnomon.rewards.code.cases import read_cases
 from gnomon.tasks.tools import find_calls

@@ -17,8 +17,7 @@ import pytest
 from gnomon.cli.main import main
 from gnomon.core.atomic_files import open_plain, read_plain
 from gnomon.core.errors import RunDirectoryError
-from gnomon.records.directory import RunDirectory
-from gnomon.records.run_lock import lock_owner
+from gnomon.records.directory import RunDirectory, lock_owner
 
 RUN = ["steps=2", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2",
        "records.batches=true"]  # fmt: skip

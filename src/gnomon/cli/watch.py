@@ -54,9 +54,8 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
         RunDirectoryError: If the run is refused.
     """
     from gnomon.core.errors import RunDirectoryError
-    from gnomon.records.directory import RunDirectory
+    from gnomon.records.directory import RunDirectory, lock_owner
     from gnomon.records.jsonl import read_rows
-    from gnomon.records.run_lock import lock_owner
 
     files = RunDirectory(run)
     if is_one_look or run.is_file():

@@ -91,11 +91,7 @@ class BatchLog:
 
 
 def write_batch(
-    path: Path,
-    batch: Batch,
-    current: Tensor | None = None,
-    prompt_ids: Sequence[str] = (),
-    is_spelled: bool = False,
+    path: Path, batch: Batch, current: Tensor | None = None, prompt_ids: Sequence[str] = (), is_spelled: bool = False
 ) -> None:
     """Write ``batch`` in the form above, at once.
 

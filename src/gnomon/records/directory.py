@@ -16,7 +16,7 @@ from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
-from gnomon.core.atomic_files import read_plain_text, real_path, refuse_special
+from gnomon.core.atomic_files import open_plain, read_plain_text, real_path, refuse_special
 from gnomon.core.errors import RunDirectoryError, shortened, unknown
 from gnomon.core.tables import parse_toml
 
@@ -213,17 +213,8 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The message names it.
         """
-        plain = [
-            self.metrics,
-            self.evaluations,
-            self.findings,
-            self.pretraining,
-            self.diagnosis,
-            self.card,
-            self.prompts,
-        ]
-        folders = [self.answers, self.rollouts, self.batches]
-        for folder in folders:
+        plain = [*self._written(), self.card, self.prompts]
+        for folder in self._folders():
             if os.path.lexists(folder) and not folder.is_dir():
                 raise RunDirectoryError(f"{folder} is no folder, as a run writes it there; move it away")
             plain += folder.glob("step-*") if folder.is_dir() else []
@@ -246,8 +237,7 @@ class RunDirectory:
 
     def set_aside(self) -> Path | None:
         """Move what was recorded into a new folder ``former-N`` and return that; None where nothing was."""
-        written = (self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis)
-        there = [path for path in (*written, self.answers, self.rollouts, self.batches) if os.path.lexists(path)]
+        there = [path for path in (*self._written(), *self._folders()) if os.path.lexists(path)]
         if not there:
             return None
         number = 1
@@ -257,6 +247,12 @@ class RunDirectory:
         for path in there:
             os.rename(path, aside / path.name)
         return aside
+
+    def _written(self) -> tuple[Path, ...]:
+        return self.metrics, self.evaluations, self.findings, self.pretraining, self.diagnosis
+
+    def _folders(self) -> tuple[Path, ...]:
+        return self.answers, self.rollouts, self.batches
 
     def close(self) -> None:
         """Let others have the run; called again, it does nothing."""
@@ -285,7 +281,7 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise RunDirectoryError(
-                f"the run {path} is in use by {_lock_owner(owner)}; wait until it ends or stop it, "
+                f"the run {path} is in use by {_said(owner)}; wait until it ends or stop it, "
                 "or start another run with --run-dir DIR"
             ) from error
         raise
@@ -308,12 +304,43 @@ def _flock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _lock_owner(note: bytes) -> str:
+@dataclass(frozen=True)
+class LockOwner:
+    """The process that has a run, as it says of itself; zero and empty where it has said nothing yet."""
+
+    pid: int = 0
+    host: str = ""
+    started: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.started}" if self.pid else "another process"
+
+
+def lock_owner(run: Path) -> LockOwner | None:
+    """Return who works on the run at ``run`` now, None when no process does.
+
+    The kernel is asked, for a note that a process left behind says nothing of whether it lives: with a shared lock that
+    is given back at once. A run that begins in that very moment tries again.
+    """
     try:
-        said = json.loads(note)
-        return f"process {said['pid']} on {said['host']} since {said['started']}"
+        with open_plain(run / LOCK) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _said(file.read(4096))
+    except OSError:
+        return None
+    return None
+
+
+def _said(note: bytes) -> LockOwner:
+    try:
+        found = json.loads(note)
+        owner = LockOwner(found["pid"], found["host"], found["started"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "another process"
+        return LockOwner()
+    is_sound = type(owner.pid) is int and isinstance(owner.host, str) and isinstance(owner.started, str)
+    return owner if is_sound else LockOwner()
 
 
 def _refuse_used(path: Path, differs: str = "") -> None:

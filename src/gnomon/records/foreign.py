@@ -28,6 +28,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = packaged_toml("gnomon.records", "forei
 _SHOWN = {"trl": "TRL", "verl": "verl", "prime-rl": "prime-rl"}
 _CUT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 _SOURCES = ("trainer_state.json", "checkpoint-*/trainer_state.json", "*.jsonl", "*/metrics.jsonl", "**/*tfevents*")
+_ANSWERS = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl", "completions/*.parquet", "**/rollouts/step_*/*/*/traces.jsonl")
 _NO_REWARD = {"step", "prompt", "completion", "advantage", "image", "images"}
 Logged = list[tuple[int, dict[str, Any]]]
 
@@ -61,13 +62,7 @@ class ForeignRun:
     def answered(self) -> Mapping[bool, Mapping[int, Path]]:
         """The file of answers of each step, in order of steps: under True the held-out ones."""
         found: dict[bool, dict[int, Path]] = {False: {}, True: {}}
-        for pattern in (
-            "*.jsonl",
-            "*/*.jsonl",
-            "*/*/*.jsonl",
-            "completions/*.parquet",
-            "**/rollouts/step_*/*/*/traces.jsonl",
-        ):
+        for pattern in _ANSWERS:
             for path in sorted(self.path.glob(pattern)) if self.path.is_dir() else ():
                 place = _place(path)
                 # Of prime-rl's two, "effective" is what was trained on or counted; it sorts behind "all".

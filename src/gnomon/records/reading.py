@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from gnomon.core.atomic_files import numbered
 from gnomon.core.errors import DatasetError, RunDirectoryError
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.jsonl import is_number, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 from gnomon.records.run_card import read_card
-from gnomon.records.run_lock import lock_owner
 
 State = Literal["live", "finished", "stopped"]
 

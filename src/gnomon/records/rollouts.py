@@ -204,11 +204,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         full_logprobs=_floats(row["full_logprobs"]) if "full_logprobs" in row else logprobs,
         text=row["text"],
         grade=Grade(
-            row["reward"],
-            row["parts"],
-            row["error"],
-            row.get("answer"),
-            not row["reward"] is row["error"] is None,
+            row["reward"], row["parts"], row["error"], row.get("answer"), not row["reward"] is row["error"] is None
         ),
         oldest_version=row["oldest_version"],
         newest_version=row["newest_version"],

@@ -19,49 +19,15 @@ from typing import Any
 
 from gnomon.core.atomic_files import read_plain_text, write_json
 from gnomon.core.redaction import without_secrets
+from gnomon.core.tables import packaged_toml
 
 PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
     "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray",
 )  # fmt: skip
 _LONGEST_END = 2000
-EXACT = (
-    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
-    "none) and this number of threads, gives the same metrics, sampled tokens and weights, bit for bit; also when it "
-    "was stopped and resumed"
-)
-PARTED = (
-    "R0 exact: the same experiment on this processor, with these versions, this commit of gnomon, this C compiler (or "
-    "none), this number of threads and {processes} learner processes, gives the same metrics, sampled tokens and "
-    "weights, bit for bit; also when it was stopped and resumed. With another number of them sums are made in another "
-    "order, so numbers are only close"
-)
-LOSSLESS = (
-    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but accelerator "
-    "kernels may round differently, so numbers need not be equal"
-)
-OVERLAPPED = (
-    "R2 lossless: a resumed run asks again what was on its way and goes on from the same weights, but generation "
-    "overlaps training, so timing decides which weights answer and numbers need not be equal"
-)
-CONVERSING = (
-    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
-    "replies come when they come, so answers are computed in other company and last digits need not be equal"
-)
-TIMED = (
-    "R2 lossless: a resumed run repeats and loses no sample and goes on from the same weights, but the clock decides "
-    "which step is the last, so another run may be longer or shorter"
-)
-SERVED = (
-    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
-    "several engines, or vLLM's scheduler, decide by time which answers are computed together, so last digits need not "
-    "be equal"
-)
-CLUSTERED = (
-    "R2 lossless: a resumed run repeats and loses no sample and draws every token with the same random number, but "
-    "questions reach the engines of a cluster when they reach them, so answers are computed in other company and last "
-    "digits need not be equal"
-)
+PROMISES: Mapping[str, str] = packaged_toml("gnomon.records", "promises.toml")
+"""What a run promises about being run again, by what weakens it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +89,7 @@ def run_card(
     reproducibility: str | None = None,
 ) -> Card:
     """Return the card of a session that starts now; ``reproducibility`` is that of the device if nothing weakens it."""
-    level = reproducibility or (EXACT if device == "cpu" else LOSSLESS)
+    level = reproducibility or PROMISES["exact" if device == "cpu" else "lossless"]
     return Card(
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version()} | installed(PACKAGES),

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.rewards.numbers import LONGEST, Number, Which, choose_number, parse_number, tidy, unwrapped
+from gnomon.rewards.numbers import LONGEST, Number, Which, choose_number, closes_at_end, parse_number, tidy, unwrapped
 
 # Where in a completion the answer stands.
 
@@ -347,7 +347,7 @@ def _listed(text: str) -> _Listed | None:
     if sum(map(bare.count, _OPENING)) > _MOST_BRACKETS or "\\begin" in bare:
         return None
     brackets = ""
-    if len(bare) > 1 and bare[0] in _OPENING and bare[-1] in _CLOSING and _closes_at_end(bare):
+    if len(bare) > 1 and bare[0] in _OPENING and bare[-1] in _CLOSING and closes_at_end(bare, _OPENING, _CLOSING):
         brackets, bare = bare[0] + bare[-1], bare[1:-1]
     parts = _parts(bare)
     if parts is None or not all(part.strip() for part in parts) or len(parts) > _MOST_PARTS:
@@ -355,15 +355,6 @@ def _listed(text: str) -> _Listed | None:
     if len(parts) == 1 and brackets != "{}":
         return None
     return _Listed(brackets, tuple(part.strip() for part in parts))
-
-
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character in _OPENING) - (character in _CLOSING)
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def _parts(text: str) -> list[str] | None:

@@ -201,17 +201,12 @@ class Grading:
         """Judge a sample. Never raises for a bad one."""
         parts: dict[str, float] = {}
         for reward in self.rewards:
-            try:
-                parts[reward.part] = real(reward.judge(sample))
-            except NotApplicable:
-                continue
-            except VerifierError as error:
-                return Verdict(None, error=shorten(f"{reward.part}: {error}"))
-            except (Exception, SystemExit) as error:
-                return Verdict(None, error=f"{reward.part}: {exception_text(error)}")
-        if not parts:
-            return Verdict(None, error=NOTHING)
-        return self._sum(sample, parts)
+            found = _part(reward.part, partial(reward.judge, sample))
+            if isinstance(found, str):
+                return Verdict(None, error=found)
+            if found is not None:
+                parts[reward.part] = found
+        return self._verdict(sample, parts, None)
 
     def _sum(self, sample: Sample, parts: dict[str, float]) -> Verdict:
         total = sum(r.weight * parts[r.part] for r in self.rewards if r.part in parts)

@@ -120,15 +120,10 @@ def _content(text: str) -> str | None:
     if marked is not None:
         return marked
     if _WHOLE.fullmatch(text):
-        return (
-            text.strip()
-            .rstrip(".")
-            .strip("$")
-            .removeprefix("\\(")
-            .removesuffix("\\)")
-            .removeprefix("\\[")
-            .removesuffix("\\]")
-        )
+        bare = text.strip().rstrip(".").strip("$")
+        for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
+            bare = bare.removeprefix(opening).removesuffix(closing)
+        return bare
     return None if _MARKED.search(text) else text
 
 

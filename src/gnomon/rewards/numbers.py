@@ -460,11 +460,15 @@ def unwrapped(text: str) -> str:
 
 def is_one_group(text: str) -> bool:
     """Whether the text's first character is a brace that its last one closes."""
-    if not (text.startswith("{") and text.endswith("}")) or text.endswith("\\}"):
-        return False
+    is_between = text.startswith("{") and text.endswith("}") and not text.endswith("\\}")
+    return is_between and closes_at_end(text, "{", "}")
+
+
+def closes_at_end(text: str, opening: str, closing: str) -> bool:
+    """Whether the bracket that a text begins with is closed by its last character, and not before."""
     depth = 0
     for index, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
+        depth += (character in opening) - (character in closing)
         if depth == 0:
             return index == len(text) - 1
     return False

@@ -66,10 +66,7 @@ class MixtureTask:
 
     def __post_init__(self) -> None:
         check_bounds(
-            "mixture",
-            self,
-            parts=(bool(self.parts), "at least one task"),
-            size=(self.size >= 1, "at least 1"),
+            "mixture", self, parts=(bool(self.parts), "at least one task"), size=(self.size >= 1, "at least 1")
         )
 
     @property

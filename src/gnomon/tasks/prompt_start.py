@@ -10,10 +10,10 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Message
+from gnomon.tasks.chat import ChatTokenizer
 from gnomon.tasks.rendered import Template
 
 _ASKED, _SAID = "gnomonasked", "gnomonsaid"
@@ -22,24 +22,6 @@ _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning|reason|analysis)>|\[T
 _CLOSED = re.compile(r"\s*(<(\w+)>.*?</\2>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL)
 _TAIL = 200
 """Tokens at a prompt's end that are looked at."""
-
-
-class Speller(Template, Protocol):
-    """A tokenizer, as far as it is needed here."""
-
-    @property
-    def begin(self) -> tuple[int, ...]:
-        """What the tokenizer itself puts before a text."""
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of rendered text."""
-
-    def spelled(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, control tokens spelled out."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class Beginning:
         is_shown: Whether rewards see what is opened.
     """
 
-    tokenizer: Speller
+    tokenizer: ChatTokenizer
     header: str = ""
     notes: tuple[str, ...] = ()
     is_shown: bool = True
@@ -67,7 +49,7 @@ class Beginning:
         return "" if _CLOSED.fullmatch(opened) else opened
 
 
-def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning:
+def beginning_of(tokenizer: ChatTokenizer, is_opening_shown: bool = True) -> Beginning:
     """Return how the template begins answers, with a note on what is unusual about it.
 
     Args:
@@ -104,7 +86,7 @@ def beginning_of(tokenizer: Speller, is_opening_shown: bool = True) -> Beginning
     return Beginning(tokenizer, header, tuple(note for note in notes if note), is_opening_shown)
 
 
-def _shared(tokenizer: Speller, asked: str, plain: str) -> str:
+def _shared(tokenizer: ChatTokenizer, asked: str, plain: str) -> str:
     """Return ``plain``, or what both begin with where a template writes something behind the question in any case."""
     if asked.startswith(plain):
         return plain
@@ -113,7 +95,7 @@ def _shared(tokenizer: Speller, asked: str, plain: str) -> str:
     return common if _ASKED in common and asked.startswith(common) else plain
 
 
-def _always_begun(tokenizer: Speller, asked: str) -> str:
+def _always_begun(tokenizer: ChatTokenizer, asked: str) -> str:
     """Return what stands before the turn that a template begins in any case; ``asked`` if it begins none."""
     answer: Message = {"role": "assistant", "content": _SAID}
     with contextlib.suppress(ConfigError):
@@ -126,7 +108,7 @@ def _always_begun(tokenizer: Speller, asked: str) -> str:
     return asked
 
 
-def _blank_end(tokenizer: Speller, ids: Sequence[int]) -> int:
+def _blank_end(tokenizer: ChatTokenizer, ids: Sequence[int]) -> int:
     """Return how many tokens at the end are white space."""
     return sum(1 for _ in itertools.takewhile(lambda i: not tokenizer.spelled([i]).strip(), reversed(ids)))
 
@@ -175,7 +157,7 @@ def _opening_note(opened: str, is_shown: bool) -> str | None:
     return f"the model's chat template opens every answer with {opened!r}: {seen if is_shown else unseen}"
 
 
-def _twice_note(tokenizer: Speller, asked: str) -> str | None:
+def _twice_note(tokenizer: ChatTokenizer, asked: str) -> str | None:
     begin, ids = tokenizer.begin, tuple(tokenizer.encode(asked))
     if not begin or ids[: 2 * len(begin)] != begin * 2:
         return None

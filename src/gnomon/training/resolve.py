@@ -19,7 +19,7 @@ from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.size import outline
 from gnomon.models.slow import slow_parts
-from gnomon.records.run_card import CLUSTERED, CONVERSING, OVERLAPPED, PARTED, SERVED, TIMED
+from gnomon.records.run_card import PROMISES
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class Resolved:
         """What the experiment itself takes from bitwise repetition; None where only the device decides."""
         experiment = self.experiment
         if experiment.staleness_bound:
-            return OVERLAPPED
+            return PROMISES["overlapped"]
         if experiment.environment is not None:
-            return CONVERSING
+            return PROMISES["conversing"]
         if experiment.cluster.kind != "none":
-            return CLUSTERED
+            return PROMISES["clustered"]
         if experiment.engine.kind != "local" or experiment.engine.count > 1:
-            return SERVED
+            return PROMISES["served"]
         processes = experiment.learner.processes
         if processes > 1 and self.device.type == "cpu":
-            return PARTED.format(processes=processes)
-        return TIMED if experiment.budget.seconds else None
+            return PROMISES["parted"].format(processes=processes)
+        return PROMISES["timed"] if experiment.budget.seconds else None
 
     @cached_property
     def native(self) -> str:

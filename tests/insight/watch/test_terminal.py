@@ -130,7 +130,7 @@ def test_a_real_run_from_before_its_beginning_to_after_its_death(training: Path)
 
 
 def _worker(run: Path) -> int:
-    from gnomon.records.run_lock import lock_owner
+    from gnomon.records.directory import lock_owner
 
     owner = lock_owner(run)
     assert owner is not None

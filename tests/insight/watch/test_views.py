@@ -13,7 +13,7 @@ from gnomon.insight.watch.header import head, subject
 from gnomon.insight.watch.overview import overview
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.watcher import Watcher
-from gnomon.records.run_lock import LockOwner
+from gnomon.records.directory import LockOwner
 
 SIZES = [(80, 20), (78, 20), (120, 36), (200, 60), (60, 15), (40, 10), (20, 5), (10, 2)]
 HOSTILE = "\x1b[2J\x1b[31m漢字" * 30 + "\u202e" + "[red]" + "a\u0301\u0301\u0301\u0301" * 50 + "\n" * 5 + "end"

@@ -13,8 +13,7 @@ from tests.insight.made_runs import add_rows, finding, fingerprint, made_run, me
 from gnomon.insight.watch.run_snapshot import RunSnapshot
 from gnomon.insight.watch.watcher import Watcher
 from gnomon.records.corruption import damaged
-from gnomon.records.directory import RunDirectory
-from gnomon.records.run_lock import LockOwner, lock_owner
+from gnomon.records.directory import LockOwner, RunDirectory, lock_owner
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from gnomon.diagnosis import Finding
 from gnomon.insight.watch.files import Row
 from gnomon.insight.watch.samples import Samples
+from gnomon.records.directory import LockOwner
 from gnomon.records.jsonl import is_number, is_step
-from gnomon.records.run_lock import LockOwner
 
 State = Literal["absent", "live", "finished", "stopped"]
 

@@ -15,10 +15,9 @@ from gnomon.insight.watch.files import DamagedRollouts, Growing, Row, Unchanged
 from gnomon.insight.watch.run_snapshot import RunSnapshot, Scored, ended
 from gnomon.insight.watch.samples import Samples, read_samples
 from gnomon.records.corruption import ROLLOUTS
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.jsonl import is_number, is_step, parsed
 from gnomon.records.run_card import end_of
-from gnomon.records.run_lock import lock_owner
 
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")

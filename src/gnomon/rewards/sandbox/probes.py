@@ -120,10 +120,7 @@ NINE = (
     Probe("read a file of the user", "print('OPEN' if open('{secret}').read() else '')"),
     Probe("write outside", "open('{folder}/mark', 'w').write('x'); print('OPEN')"),
     Probe("connect by TCP", "import socket; socket.create_connection(('127.0.0.1', {port}), 1); print('OPEN')"),
-    Probe(
-        "send by UDP",
-        "import socket; socket.socket(2, 2).sendto(b'x', ('127.0.0.1', {port})); print('OPEN')",
-    ),
+    Probe("send by UDP", "import socket; socket.socket(2, 2).sendto(b'x', ('127.0.0.1', {port})); print('OPEN')"),
     Probe("start a process", "import os; pid = os.fork(); print('OPEN', flush=True) if pid else os._exit(0)"),
     Probe("read the environment", "import os; print('OPEN' if 'GNOMON_PROBE_SECRET' in str(os.environ) else '')"),
     Probe("signal the parent", "import os; os.kill({process}, 0); print('OPEN')"),
