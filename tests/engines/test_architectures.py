@@ -6,7 +6,8 @@ import transformers as hf
 
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, choose_decoder
+from gnomon.models.cuda_graph_decoder import fastest_decoder
+from gnomon.models.decoder import AlignedDecoder, HybridDecoder, RecomputeDecoder, SameLengthDecoder, choose_decoder
 from gnomon.models.forward import accepted, cache_name
 
 SIZE = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
@@ -122,10 +123,15 @@ def test_attention_models_are_batched_continuously(make):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", OTHERS, ids=lambda f: f.__name__)
-def test_state_space_models_run_in_waves(make):
-    """They bring a cache of their own, which is used as it is."""
-    assert isinstance(choose_decoder(build(make)), SameLengthDecoder)
+def test_a_hybrid_is_batched_continuously():
+    """Each row has a state of its own, so a step needs no padding."""
+    assert isinstance(choose_decoder(build(falcon_h1)), HybridDecoder)
+
+
+def test_a_model_without_attention_runs_in_waves_and_that_is_said():
+    """Its own cache is used as it is."""
+    with pytest.warns(RuntimeWarning, match="MambaForCausalLM, so only prompts of one length .* 1.4 to 2.2 times"):
+        assert isinstance(fastest_decoder(build(mamba)), SameLengthDecoder)
 
 
 NAME = cache_name(accepted(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZE, **HEADS, **LIMIT)))) or ""

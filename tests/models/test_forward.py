@@ -9,7 +9,9 @@ import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
+import gnomon
 from gnomon.core.errors import ModelError
+from gnomon.models import slow
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, SameLengthDecoder
 from gnomon.models.forward import CACHE_NAMES, Forward, accepted, cache_name, checked_arguments
@@ -99,6 +101,18 @@ def test_a_cache_that_would_be_swallowed_is_an_error():
     with pytest.warns(RuntimeWarning, match="every token is drawn by a whole forward pass: 164 times"):
         assert isinstance(fastest_decoder(model), RecomputeDecoder)
     assert "takes no cache, so every token" in next(slow_parts(model, 100, 256))
+
+
+def test_every_fall_is_said_in_one_place():
+    """No other module of models, engines and the learner warns; each sentence names the model and has a factor."""
+    package = Path(gnomon.__file__).parent
+    files = [file for room in ("models", "engines", "learner") for file in (package / room).rglob("*.py")]
+    warning = [file.name for file in files if "warnings.warn(" in file.read_text()]
+
+    assert warning == ["slow.py"]
+    for way in slow._FELL:
+        with pytest.warns(RuntimeWarning, match=r"Tried.*(\d times as|[Ss]lower.*not measured)"):
+            slow.fell(way, "Tried", device="cpu", why="", variable="NAME")
 
 
 @pytest.mark.parametrize(

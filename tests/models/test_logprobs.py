@@ -160,11 +160,13 @@ class Otherwise(LlamaForCausalLM):
         return output
 
 
+@pytest.mark.filterwarnings("ignore:Otherwise does more:RuntimeWarning")
 def test_a_model_that_does_anything_else_is_computed_row_by_row():
     """And its numbers are a plain forward pass's all the same."""
     torch.manual_seed(7)
     model = Otherwise(LlamaConfig(**SHAPE)).eval()
-    scorer, (tokens, prompts, mask) = TokenScorer(model), micro_batch()
+    with pytest.warns(RuntimeWarning, match="Otherwise does more .* row by row: an update took 1.5 to 1.8 times"):
+        scorer, (tokens, prompts, mask) = TokenScorer(model), micro_batch()
 
     with torch.no_grad():
         found = scorer(tokens, prompts, mask).logprobs

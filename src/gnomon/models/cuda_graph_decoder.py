@@ -7,7 +7,6 @@ graph launches all at once, but reads and writes the addresses of its recording.
 at the left of the cache, and the column that a row writes is an input.
 """
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -16,12 +15,20 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from gnomon.models.cpu.fused_decoder import FusedDecoder
-from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder, agrees, agrees_in_turns, choose_decoder
+from gnomon.models.decoder import (
+    AlignedDecoder,
+    Decoder,
+    RecomputeDecoder,
+    SameLengthDecoder,
+    agrees,
+    agrees_in_turns,
+    choose_decoder,
+)
 from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Frame, Prefix
 from gnomon.models.llama_like import beginning, is_standard_head
 from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
-from gnomon.models.slow import recomputing_factor
+from gnomon.models.slow import fell
 
 _ROWS_STEP = 32
 _COLUMNS_STEP = 256
@@ -248,25 +255,15 @@ def fastest_decoder(model: nn.Module) -> Decoder:
     if is_standard_head(model) and agrees(FusedDecoder, beginning(model)):
         return FusedDecoder(model)
     is_on_gpu = next(model.parameters()).device.type == "cuda"
-    if not is_on_gpu or not attends_fully(model) or expert_count(model) > 1:
-        decoder = choose_decoder(model)
-        name = type(model).__name__
-        if isinstance(decoder, RecomputeDecoder):
-            warnings.warn(
-                f"no cache gave the answers of {name}, so every token is drawn by a whole forward pass: "
-                f"{recomputing_factor(100, 256):.0f} times as many tokens computed for answers of 256 (reckoned)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return decoder
-    decoder = choose_decoder(model, [StaticDecoder])
-    if not isinstance(decoder, StaticDecoder):
-        warnings.warn(
-            f"recorded decoding steps (CUDA graphs) did not give this model's own answers, so {type(decoder).__name__} "
-            "decodes; answers are right, and several times slower",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    name = type(model).__name__
+    is_recordable = is_on_gpu and attends_fully(model) and expert_count(model) <= 1
+    decoder = choose_decoder(model, [StaticDecoder] if is_recordable else [])
+    if isinstance(decoder, RecomputeDecoder):
+        fell("recomputed", name)
+    elif isinstance(decoder, SameLengthDecoder):
+        fell("in waves", name)
+    elif is_recordable and not isinstance(decoder, StaticDecoder):
+        fell("unrecorded", name)
     return decoder
 
 
@@ -279,10 +276,5 @@ def keeps_between_turns(decoder: Decoder, model: nn.Module) -> bool:
         return False
     is_agreeing = agrees_in_turns(type(decoder), beginning(model) if isinstance(decoder, FusedDecoder) else model)
     if not is_agreeing:
-        warnings.warn(
-            f"keys and values that are kept between turns did not give the answers of {type(model).__name__}, so each "
-            "turn computes its conversation again: 4.5 times as many tokens at 8 turns of one length (reckoned)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        fell("forgotten", type(model).__name__)
     return is_agreeing

@@ -3,8 +3,8 @@
 Three ways, tried in this order; the first that reproduces a plain forward pass on the model is used:
 
 - `AlignedDecoder`: rows join and leave at any step and share their prompt's KV cache. Any attention-only model.
-- `SameLengthDecoder`: the model's own cache (state space, linear attention, hybrids); rows of one prompt length start
-  together and no row joins later.
+- `HybridDecoder`: the same where layers carry a state (state space, linear attention, convolutions).
+- `SameLengthDecoder`: the model's own cache; rows of one prompt length start together and no row joins later.
 - `RecomputeDecoder`: no cache; every step is a full forward pass.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from gnomon.core.errors import ModelError
 from gnomon.models.attention import rotary_edge, use_own_attention
 from gnomon.models.contexts import Trace
 from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import Forward
-from gnomon.models.kv_cache import AlignedCache, Prefix, Rows
+from gnomon.models.kv_cache import AlignedCache, HybridCache, LayerState, Prefix, Rows
 from gnomon.models.prefix_tree import Known, PrefixTree, begun_cache
 from gnomon.models.slow import is_attention_only
 from gnomon.models.tokenizer import context_of
@@ -234,6 +234,64 @@ class AlignedDecoder:
             self._prefix_experts[prompt] = found.chosen(None if experts is None else experts[row, -new:])
 
 
+class HybridDecoder(AlignedDecoder):
+    """Continuous batching of a model in which layers carry a state: each row has its own, so steps need no padding.
+
+    Prompts of one length are computed together, since a state would see padding.
+    """
+
+    keeps = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._aligned = self._hybrid = HybridCache(DynamicCache(config=model.config).layers)
+        self._cache = self._aligned
+        self._states: dict[Prompt, Sequence[LayerState]] = {}
+        self._begin: Sequence[LayerState] | None = None
+
+    def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
+        """Append rows; see `AlignedDecoder.admit`."""
+        super().admit(prompts, room, expected)
+        if self._begin is None:
+            self._advance([(0, 0)])  # to learn the shapes of states
+        runs = [(prompt, len(list(same))) for prompt, same in itertools.groupby(prompts)]
+        begin = self._begin or ()
+        self._hybrid.join_states([self._states.get(p, begin) for p, _ in runs], [count for _, count in runs])
+        self._states = {p: states for p, states in self._states.items() if p in expected}
+
+    def forget(self) -> None:
+        """Drop all that is kept, and the packed weights."""
+        super().forget()
+        self._states = {}
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> None:
+        for _, same in itertools.groupby(prompts, len):
+            rows = list(same)
+            cache = self._advance(rows)
+            experts = self._forward.experts
+            for row, prompt in enumerate(rows):
+                self._prefix_experts[prompt] = None if experts is None else experts[row]
+                attention: list[Any] = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+                self._prefixes[prompt] = [(layer.keys[row], layer.values[row]) for layer in attention]
+                self._states[prompt] = self._hybrid.read_states(cache, row)
+
+    def _advance(self, prompts: Sequence[Prompt]) -> Any:
+        """Compute all but the last token of prompts of one length; return the cache."""
+        cache: Any = self._hybrid.blank()
+        ids = torch.tensor([p[:-1] for p in prompts])
+        self._forward(ids, keep=torch.empty(0, dtype=torch.long), cache=cache, use_cache=True)
+        self._forward.tokens += ids.numel()
+        if self._begin is None:
+            first = self._hybrid.read_states(cache, 0)
+            self._begin = [[None if part is None else torch.zeros_like(part) for part in layer] for layer in first]
+        return cache
+
+    def _check_written(self, cache: AlignedCache) -> None:
+        """Raise ModelError if a step wrote nothing into the cache, because the model uses another cache."""
+        if cache.aligned:
+            super()._check_written(cache)
+
+
 class SameLengthDecoder:
     """The model's own cache: rows of one prompt length that start together; a row that left is still computed."""
 
@@ -387,6 +445,8 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
         first: Faster decoders, tried first.
     """
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if is_attention_only(model) else []
+    if carries_states(model):
+        makers = [HybridDecoder]
     for make in (*first, *makers, SameLengthDecoder):
         if agrees(make, model):
             return make(model)
@@ -416,6 +476,11 @@ def tried_lengths(model: Any) -> list[int]:
     lengths = sorted({n for n in (*stated, rotary_edge(model.config)) if isinstance(n, int) and n > 6})
     cost, longest = sum(p.numel() for p in model.parameters()), context_length(model)
     return [n for n in lengths if n * cost <= _TRIED_COST and (longest is None or n + 8 <= longest)]
+
+
+def carries_states(model: Any) -> bool:
+    """Whether layers carry a state, in a cache of transformers' own kinds."""
+    return any(isinstance(e, LinearAttentionCacheLayerMixin) for e in DynamicCache(config=model.config).layers)
 
 
 def context_length(model: Any) -> int | None:

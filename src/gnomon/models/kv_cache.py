@@ -1,12 +1,19 @@
 """A KV cache of rows with different lengths, aligned so that all rows end at the same column."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 _LEAST_ROOM = 64
 
@@ -27,6 +34,11 @@ class Frame:
     end: int = 0
     capacity: int = 0
     columns: int = 0
+
+
+LayerState = Sequence[Tensor | None]
+"""States of one row in one layer: of its convolutions, then of its recurrences; None where the layer has none."""
+_TOLD = ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size")
 
 
 class Rows(Protocol):
@@ -220,6 +232,111 @@ class AlignedCache(Cache):
         for layer in self.aligned:
             layer.relocate(made)
         now.start, now.end, now.capacity, now.columns = made.start, made.end, made.capacity, made.columns
+
+
+class StateLayer(LinearAttentionLayer):
+    """One layer's states, one a row: a step reads and writes them all."""
+
+    def like(self, other: Any) -> None:
+        """Take over what transformers notes of a layer that has computed."""
+        for name in _TOLD:
+            vars(self)[name] = copy(vars(other)[name])
+        self.dtype, self.device = other.dtype, other.device
+
+    def join(self, states: Sequence[LayerState], counts: Sequence[int]) -> None:
+        """Append ``counts[i]`` rows with ``states[i]``."""
+        for (kind, at), parts in zip(_places(self), zip(*states, strict=True), strict=True):
+            news = [
+                part[None].expand(n, *part.shape) for part, n in zip(parts, counts, strict=True) if part is not None
+            ]
+            if news:
+                kind[at] = torch.cat(news if kind[at] is None else [kind[at], *news])
+
+    def leave(self, slot: int) -> None:
+        """Remove a row; the last row takes its place."""
+        for kind, at in _places(self):
+            if kind[at] is not None:
+                kind[at][slot] = kind[at][-1]
+                kind[at] = kind[at][:-1]
+
+    def release_states(self) -> None:
+        """Free the memory of rows that are gone."""
+        for kind, at in _places(self):
+            kind[at] = None
+
+
+def state_of(layer: Any, row: int) -> LayerState:
+    """Return a copy of a row's states in a layer that carries some."""
+    return [None if kind[at] is None else kind[at][row].clone() for kind, at in _places(layer)]
+
+
+def _places(layer: Any) -> Iterator[tuple[Any, int]]:
+    """Yield where a layer holds its states."""
+    for kind in (layer.conv_states, layer.recurrent_states):
+        for at in kind:
+            yield kind, at
+
+
+class MixedLayer(StateLayer, AlignedLayer):  # type: ignore[misc, override]
+    """A layer with attention beside a state (Falcon-H1)."""
+
+    def __init__(self, frame: Frame, number_of_states: int) -> None:
+        StateLayer.__init__(self, number_of_states=number_of_states)
+        AlignedLayer.__init__(self, frame)
+
+
+class HybridCache(AlignedCache):
+    """`AlignedCache` of a model in which layers carry a state, instead of attention or beside it.
+
+    Args:
+        like: The layers of the model's own cache.
+    """
+
+    def __init__(self, like: Sequence[Any]) -> None:
+        super().__init__(0)
+        self.layers = [self._aligned_like(layer) for layer in like]
+        self.aligned = [layer for layer in self.layers if isinstance(layer, AlignedLayer)]
+        self.states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
+
+    def blank(self) -> Cache:
+        """Return an empty cache of such layers for a prefill, in which windows keep all positions."""
+        kinds: dict[type, Any] = {MixedLayer: LinearAttentionAndFullAttentionLayer, StateLayer: LinearAttentionLayer}
+        made: list[Any] = []
+        for layer in self.layers:
+            states = {} if type(layer) is AlignedLayer else {"number_of_states": vars(layer)["number_of_states"]}
+            made.append(kinds.get(type(layer), DynamicLayer)(**states))
+        return Cache(layers=made)
+
+    def read_states(self, cache: Cache, row: int) -> list[LayerState]:
+        """Return a row's states after a prefill in `blank`."""
+        found: list[Any] = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+        for own, layer in zip(self.states, found, strict=True):
+            own.like(layer)
+        return [state_of(layer, row) for layer in found]
+
+    def join_states(self, states: Sequence[Sequence[LayerState]], counts: Sequence[int]) -> None:
+        """Append ``counts[i]`` rows with ``states[i]``, a state for each layer that carries one."""
+        for layer, own in zip(self.states, zip(*states, strict=True), strict=True):
+            layer.join(own, counts)
+
+    def leave(self, slot: int) -> None:
+        """Remove the row at ``slot``; the last row takes its place."""
+        super().leave(slot)
+        for layer in self.states:
+            layer.leave(slot)
+
+    def release(self) -> None:
+        """Free the buffers, unless there are rows in them."""
+        super().release()
+        for layer in self.states if not self.lengths else ():
+            layer.release_states()
+
+    def _aligned_like(self, layer: Any) -> Any:
+        attends, carries = (isinstance(layer, kind) for kind in (DynamicLayer, LinearAttentionCacheLayerMixin))
+        if not carries:
+            return AlignedLayer(self.frame)
+        states = layer.number_of_states
+        return MixedLayer(self.frame, states) if attends else StateLayer(number_of_states=states)
 
 
 def _positions(prefix: Prefix | None) -> int:

@@ -21,6 +21,7 @@ from gnomon.models.forward import accepted, body_of, checked_arguments
 from gnomon.models.head import chunk_for, divergence, likeliest, scored
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
+from gnomon.models.slow import fell
 from gnomon.models.token_strings import parsed
 
 
@@ -111,6 +112,8 @@ class TokenScorer:
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self._end = _end_of(self.model)
         self.is_split = self._end is not None
+        if not self.is_split:
+            fell("row by row", type(model).__name__)
         self.shares_prompts = self.is_split and self._trunk.can_share()
         self._names = accepted(model)
         self._edge = rotary_edge(model.config)

@@ -16,7 +16,6 @@ use, forward and backward, against SDPA with a dense mask.
 import importlib.util
 import inspect
 import os
-import warnings
 from functools import cache
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.nn import functional
 
 from gnomon.core.errors import ConfigError
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span, branched_attention
+from gnomon.models.slow import fell
 
 Given = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -81,10 +81,7 @@ def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[in
     except Exception as error:  # whatever a compiler or a driver raises
         why = f"{type(error).__name__}: {error}"[:300]
     if why:
-        warnings.warn(
-            f"{kernel} attention is not used on {device}: {why}. Slower kernels take its place ({VARIABLE})",
-            stacklevel=2,
-        )
+        fell("kernel", f"{kernel} attention", device=device, why=why, variable=VARIABLE)
     return not why
 
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,33 @@ from gnomon.models.forward import CACHE_NAMES, accepted, cache_name
 _ASKED = re.compile(r'_with_fallback\(\s*"(\w+)",\s*"(\w+)"')
 # Cut by hand: inspect parses the whole file anew for every class, a third of a second each.
 _CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
+
+_FELL = {
+    "recomputed": "no cache gave the answers of {name}, so every token is drawn by a whole forward pass: 164 times as "
+    "many tokens computed for answers of 256 to prompts of 100 (reckoned)",
+    "in waves": "no cache that rows can join gave the answers of {name}, so only prompts of one length are drawn "
+    "together: drawing took 1.4 to 2.2 times as long as plain transformers with prompts of four lengths (measured)",
+    "unrecorded": "recorded decoding steps (CUDA graphs) did not give the answers of {name}, so each kernel of a step "
+    "is launched by itself: several times slower for a small model (not measured)",
+    "forgotten": "keys and values that are kept between turns did not give the answers of {name}, so each turn "
+    "computes its conversation again: 4.5 times as many tokens at 8 turns of one length (reckoned)",
+    "kernel": "{name} is not used on {device}: {why}. Slower kernels take its place ({variable}; not measured)",
+    "row by row": "{name} does more with its head's output than scaling or bounding it, so learning computes row by "
+    "row: an update took 1.5 to 1.8 times as long as plain transformers (measured)",
+}
+
+
+def fell(way: str, name: str, **facts: Any) -> None:
+    """Warn that a trial on the loaded model gave up a faster way, with the factor.
+
+    What is known before a model is loaded is in `slow_parts`.
+
+    Args:
+        way: A key of ``_FELL``.
+        name: What was tried.
+        **facts: What the sentence names besides.
+    """
+    warnings.warn(_FELL[way].format(name=name, **facts), RuntimeWarning, stacklevel=3)
 
 
 def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: bool = True) -> Iterator[str]:
@@ -56,12 +84,10 @@ def is_attention_only(model: Any) -> bool:
     config = model.config.get_text_config()
     layers = DynamicCache(config=model.config).layers
     kinds = {type(layer) for layer in layers}
-    stated = vars(config).get("layer_types") or ()
     return (
         cache_name(accepted(model)) in CACHE_NAMES[:2]
         and len(layers) == config.num_hidden_layers
         and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
-        and "chunked_attention" not in stated
     )
 
 
