@@ -12,7 +12,8 @@ from gnomon.algorithms import PRESETS
 from gnomon.config.experiment import load
 
 KEY = re.compile(r"\b(?:(?:algorithm|learner|sampling|grading|engine|checkpoints|evaluation|task)(?:\.[a-z_0-9]+)+)")
-SOURCES = sorted(Path(gnomon.diagnosis.rules.__file__).parent.glob("*.py"))
+RULES = Path(gnomon.diagnosis.rules.__file__).parent
+SOURCES = (*sorted(RULES.glob("*.py")), RULES.parent / "remedies.toml")
 NAMED = sorted({key for path in SOURCES for key in KEY.findall(path.read_text())})
 
 

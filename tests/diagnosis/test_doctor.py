@@ -1,6 +1,8 @@
 """The diagnosis as it goes on: once each, graver if graver, the same again from the files, and never in the way."""
 
+import inspect
 import json
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from gnomon.diagnosis import Finding, diagnose
 from gnomon.diagnosis.catalog import RULES
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.recorded import replay
+from gnomon.diagnosis.rule import _remedies, remedy
+from gnomon.diagnosis.rules.pace import STAGES
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import JsonLines
 from gnomon.records.reading import RunRecord
@@ -183,3 +187,15 @@ def test_a_rule_says_where_it_comes_from(name):
     """Every rule has a docstring with its source, and a name of words and hyphens."""
     assert "References:" in (type(RULES[name]).__doc__ or "")
     assert name == name.lower().replace(" ", "-")
+
+
+def test_every_remedy_is_asked_for_and_there():
+    """remedies.toml has an entry for whatever a rule names, and no other."""
+    named = {f"throughput.{stage}" for stage in STAGES} | {f"degenerate-groups.{w}" for w in ("alike", "easy", "hard")}
+    for name, rule in RULES.items():
+        source = inspect.getsource(type(rule))
+        named |= {name} if re.search(r"remedy\([^)]*self\.name", source) else set()
+        named |= set(re.findall(rf'"({name}\.[a-z]+)"', source))
+
+    assert named == _remedies().keys()
+    assert all(remedy(key)[0] and remedy(key)[1] for key in named)

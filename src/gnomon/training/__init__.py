@@ -1,1 +1,1 @@
-"""WHO CALLS WHOM: the walk of training, and evaluation."""
+"""The training loop, what it is built of, and evaluation."""

@@ -1,4 +1,4 @@
-"""The tracked success rate as the walk sees it: read as a baseline before a step, told the rewards after it."""
+"""Per-prompt baselines: the tracker gives a baseline before a step and observes the rewards after it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gnomon.rollouts.curriculum.drift import Drift, ScoredAnswer
 
 
 class BaselineTracking(Protocol):
-    """What the walk asks of a tracker, or of none."""
+    """What the training loop calls to read and update per-prompt baselines."""
 
     @property
     def baseline(self) -> Callable[[str], float] | None:
@@ -30,7 +30,7 @@ class NoTracker:
     baseline: Callable[[str], float] | None = None
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
-        """Learn nothing."""
+        """Measure nothing and change nothing."""
         return Metrics()
 
 

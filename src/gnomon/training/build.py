@@ -1,4 +1,4 @@
-"""One session of one run: the objects built, connected, walked, and closed again."""
+"""One session of a run: build and connect its objects, train, and close them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ class TrainingContext:
     """What a session works on: an experiment whose questions were checked, in a directory that it has locked.
 
     Attributes:
-        chosen: Is changed by the walk, so a session is walked once.
+        chosen: The curriculum, which training changes: a context serves one session.
         cluster: That it is on, besides this machine.
         inherited: What a run that continues another one, and has no checkpoint yet, begins with.
     """

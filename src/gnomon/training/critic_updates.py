@@ -1,4 +1,4 @@
-"""The critic as the walk sees it: taught once a step, before its values are read or after."""
+"""Updates of the critic: once a step, before the policy reads its values or after the policy's own updates."""
 
 import time
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def shuffle_seed(seed: int, step: int, shuffled: str) -> int:
 
 
 class CriticUpdates(Protocol):
-    """What the walk asks of a critic, or of none."""
+    """What the training loop calls to update a critic."""
 
     async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """Learn from a scored batch that is not prepared yet; returns it with the values as they are then."""

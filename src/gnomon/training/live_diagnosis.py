@@ -1,4 +1,4 @@
-"""The diagnosis beside the walk: told of every step and evaluation, heard once of each finding."""
+"""The diagnosis of a run that trains: the rules look at each step, and each finding is written down once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

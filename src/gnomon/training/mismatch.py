@@ -1,4 +1,4 @@
-"""Why the policy that answered is not the policy that is trained, taken apart."""
+"""Decompose the mismatch between the policy that sampled and the policy that is trained."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ ROWS, ONE_IN = 4, 16
 
 
 class MismatchProbe(Protocol):
-    """What the walk asks of whoever measures the mismatch, or of nobody."""
+    """What the training loop calls to measure the mismatch between engine and learner."""
 
     async def measure(self, batch: Batch, step: int) -> Metrics:
         """Return its parts on a scored batch, before anything of the step was learned."""
@@ -26,7 +26,7 @@ class MismatchProbe(Protocol):
 
 @dataclass(frozen=True)
 class NoMismatchProbe:
-    """Nobody: for engines without weights, such as scripted ones."""
+    """No measurement: for engines without weights, such as scripted ones."""
 
     async def measure(self, batch: Batch, step: int) -> Metrics:
         """Measure nothing."""

@@ -17,6 +17,10 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import Warn, read_rows, warn_on_stderr
 
 REFUSED = "learner/refused_steps"
+_OF_ROWS = ("rewards", "baseline", "bootstrap")
+_OF_TOKENS = (
+    "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "step_rewards"
+)  # fmt: skip
 
 
 @dataclass
@@ -113,7 +117,7 @@ class NonFiniteGuard:
 
 @dataclass(frozen=True)
 class NoGuard:
-    """No caution: whatever is not finite ends the run at once."""
+    """No guard: a value that is not finite ends the run at once."""
 
     @contextmanager
     def step(self, step: int, what: str = "step") -> Iterator[GuardedStep]:
@@ -127,7 +131,7 @@ Guard = NonFiniteGuard | NoGuard
 
 
 def guard_of(learner: Learner, algorithm: Algorithm, directory: RunDirectory, warn: Warn) -> NonFiniteGuard:
-    """Return the caution of a run, which remembers what its metrics say of the steps before."""
+    """Return the guard of a run, with the streak of refused steps that its metrics record."""
     streak, log = refused_in_a_row(list(read_rows(directory.metrics))), BatchLog(directory.batches, warn)
     return NonFiniteGuard(learner, algorithm.name, log, warn, algorithm.updates_repeatedly, streak=streak)
 
@@ -146,22 +150,10 @@ def refused_in_a_row(rows: Sequence[Mapping[str, Any]]) -> int:
 
 def unusable(batch: Batch) -> list[str]:
     """Return what is not finite where it counts, in words: one entry a field."""
-    tokens, rows = batch.mask & batch.is_graded[:, None], batch.is_graded
-    fields = {
-        "rewards": (batch.rewards, rows),
-        "baseline": (batch.baseline, rows),
-        "bootstrap": (batch.bootstrap, rows),
-        "behavior": (batch.behavior, tokens),
-        "full_behavior": (batch.full_behavior, tokens),
-        "proximal": (batch.proximal, tokens),
-        "reference": (batch.reference, tokens),
-        "values": (batch.values, tokens),
-        "advantages": (batch.advantages, tokens),
-        "returns": (batch.returns, tokens),
-        "step_rewards": (batch.step_rewards, tokens),
-    }
+    by_token = dict.fromkeys(_OF_TOKENS, batch.mask & batch.is_graded[:, None])
     found = []
-    for name, (tensor, counted) in fields.items():
+    for name, counted in (dict.fromkeys(_OF_ROWS, batch.is_graded) | by_token).items():
+        tensor = getattr(batch, name)
         if tensor is None:
             continue
         wrong = ~tensor.isfinite() & counted

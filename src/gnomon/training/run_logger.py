@@ -1,4 +1,4 @@
-"""What the walk tells the world: the run's own files, trackers, and the person who watches."""
+"""Write each step and evaluation to the files of the run, to trackers, and to the console."""
 
 import math
 import time

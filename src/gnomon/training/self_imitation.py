@@ -1,4 +1,4 @@
-"""Self-imitation as the walk sees it: told every finished group, and practiced every few steps."""
+"""Self-imitation: the buffer observes every finished group, and every few steps the policy is updated on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 class ImitationUpdates(Protocol):
-    """What the walk asks of self-imitation, or of none."""
+    """What the training loop calls for self-imitation."""
 
     def observe(self, groups: Sequence[Group]) -> Metrics:
         """Take in the finished groups of a step, trained on or not."""

@@ -13,7 +13,7 @@ from gnomon.records.token_records import TokenStats
 
 
 class TokenProbe(Protocol):
-    """What the walk asks of whoever looks, or of nobody."""
+    """What the training loop calls for statistics of single tokens."""
 
     async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """Return what was seen of a scored batch before anything of the step was learned, and what looking took."""
@@ -24,7 +24,7 @@ class NoTokenProbe:
     """No-op: return nothing and compute nothing."""
 
     async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
-        """See nothing."""
+        """Return nothing."""
         return None, Metrics()
 
 

@@ -32,7 +32,7 @@ _STRIDE = 2654435761
 
 
 class WeightSync(Protocol):
-    """What the walk asks of whoever brings weights to engines."""
+    """What the training loop calls to send weights to engines."""
 
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Let ``engine`` answer with the learner's weights from now on.

@@ -64,8 +64,7 @@ class DegenerateGroups:
             points[0][0],
             f"{percent(share)} of groups teach nothing: {percent(right)} all right, {percent(wrong)} all wrong{said}",
             evidence,
-            _shared() if is_excess else _difficulty(right, wrong),
-            _ADVICE_EXCESS if is_excess else _ADVICE_EASY if right > wrong else _ADVICE_HARD,
+            *remedy(f"degenerate-groups.{'alike' if is_excess else 'easy' if right > wrong else 'hard'}"),
             one_a_prompt,
         )
 
@@ -76,40 +75,6 @@ class DegenerateGroups:
     def _is_excess(self, share: float, expected: float, facts: Facts) -> bool:
         noise = (expected * (1 - expected) / (facts.prompts * self.window)) ** 0.5
         return share > self.excess * expected and share - expected > self.errors * noise and share > 0.1
-
-
-def _difficulty(right: float, wrong: float) -> str:
-    if right > wrong:
-        return "The prompts are too easy for this model: every answer is right, and nothing tells answers apart."
-    return (
-        "The prompts are too hard for this model, or right answers are not recognized: every answer of a prompt earns "
-        "the same, and nothing tells them apart."
-    )
-
-
-def _shared() -> str:
-    return (
-        "Answers to one prompt agree more often than independent ones would: they may be drawn alike, or the verdict "
-        "may depend on the prompt and not on the answer."
-    )
-
-
-_ADVICE_EASY = (
-    "take harder questions (task.*), or stop: what can be learned here is learned",
-    'algorithm = "dapo" or algorithm.keep = {piece = "Informative"}: other prompts are asked in place of such groups',
-    'algorithm.sampler = "Greso", or algorithm = "spo", which needs no groups',
-)
-_ADVICE_HARD = (
-    "read the samples: is a right answer among them that the verifier missed? Then mend the extraction (rewards)",
-    "take easier questions, or a model that answers some of them (gnomon evaluate MODEL --task TASK --samples 8)",
-    "raise algorithm.num_generations, so that more groups hold a right answer",
-    'algorithm = "dapo" or algorithm.sampler = "Greso": fewer tokens go to such prompts',
-)
-_ADVICE_EXCESS = (
-    "compare the answers of a group (gnomon watch, or RUN/rollouts): are they copies of each other?",
-    "raise sampling.temperature if it is far below 1",
-    "judge one prompt's answers by hand: does the verdict follow the answer?",
-)
 
 
 @dataclass(frozen=True)
@@ -174,7 +139,7 @@ class AllWrong:
             {"all_wrong": 1.0, "reward": 0.0},
             "The reward or the environment may never give any, or right answers are not recognized. Nothing is learned "
             "where nothing succeeds.",
-            _ADVICE_HARD[:2],
+            remedy("degenerate-groups.hard")[1][:2],
             one_a_prompt,
         )
 
@@ -210,14 +175,7 @@ class AllRight:
             f"{percent(mean(points))} of prompts are answered right every time"
             + (f", as from the first steps on ({percent(began)})" if is_from_start else "; it was learned in this run"),
             {"all_right": mean(points), "all_right_at_first": began},
-            "The questions are too easy for this model, or the verifier takes anything for right."
-            if is_from_start
-            else "What these questions can teach is learned; further steps only sharpen the policy.",
-            (
-                "read the samples: are they right? If not, the reward is too lenient",
-                "take harder questions (task.*)",
-                "stop here, or lower steps",
-            ),
+            *remedy(self.name if is_from_start else "all-right.learned"),
             one_a_prompt,
         )
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History, Point, median, values
-from gnomon.diagnosis.rule import Alarm, graded
+from gnomon.diagnosis.rule import Alarm, graded, remedy
 
 STEP, TOKENS = "time/step_seconds", "tokens/generated"
 STAGES = ("generate", "grade", "score", "update", "publish", "track")
@@ -60,15 +60,14 @@ class Throughput:
         stage = max(grown, key=lambda name: grown[name])
         rest = (now - spent[stage][1]) / max(usual - spent[stage][0], 1e-9)
         is_machine = rest >= self.others or min(values(points)) < self.warning * usual
+        (means, advice), (machine, look) = remedy(f"throughput.{stage}"), remedy("throughput.machine")
         return Alarm(
             "note" if is_machine else severity,
             points[0][0],
             f"a step takes {now:.3g} s where it took {usual:.3g} s, most of it in '{stage}' (+{grown[stage]:.3g} s)",
             {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest},
-            "All stages take longer, or some steps only: the machine is busy with other work, hot, or short of memory."
-            if is_machine
-            else _MEANING[stage],
-            ("look at what else runs on the machine (top)", *_ADVICE[stage]) if is_machine else _ADVICE[stage],
+            machine if is_machine else means,
+            (*look, *advice) if is_machine else advice,
         )
 
     def _a_token(self, history: History, first: list[Point]) -> float:
@@ -83,27 +82,3 @@ class Throughput:
         name = f"time/{stage}_seconds"
         first = history.first(name, self.skipped + self.baseline)[self.skipped :]
         return median(first), median(history.latest(name, self.window))
-
-
-_MEANING = {
-    "generate": "Answers are drawn more slowly: the engine is losing speed, or members of its pool.",
-    "grade": "Verdicts take longer: the reward function slows down, for longer answers or with its own state.",
-    "score": "Scoring takes longer: memory runs short, or sequences are longer.",
-    "update": "Updates take longer: memory runs short, or sequences are longer.",
-    "publish": "Weights take longer to reach the engines.",
-    "track": "Tracked rates take longer to update: each visit scores the prompt's last answer again.",
-}
-_ADVICE = {
-    "generate": (
-        "look at engines/lost and engines/alive in the metrics",
-        "lower engine.max_concurrent if memory swaps",
-    ),
-    "grade": (
-        "measure the reward function alone on long answers; does it keep a list that grows?",
-        "grading.workers, grading.deadline_seconds",
-    ),
-    "score": ("learner.max_tokens_per_micro_batch: smaller needs less memory",),
-    "update": ("learner.max_tokens_per_micro_batch: smaller needs less memory",),
-    "publish": ("look at the network, and at time/arrival_seconds in the metrics",),
-    "track": ('algorithm.tracker.drift = "accumulated" scores nothing again',),
-}

@@ -68,17 +68,7 @@ class EntropyCollapse:
             f"entropy is down to {gone}"
             + ("" if is_gone else f", and would be near {projected:.2g} after the remaining {left} steps"),
             {"entropy_nats": now, "at_first_nats": began, "log_slope_a_step": rate, "projected_nats": projected},
-            "The policy explores less and less: it will repeat what it does now, right or wrong, and later steps "
-            "learn little."
-            if not is_severe
-            else "The policy has become certain without having become better: answers hardly differ any more, so "
-            "nothing better can be found. The updates were too large, or the reward pays one phrase.",
-            (
-                "lower learner.optimizer.learning_rate (a third)",
-                "algorithm.surrogate.trust.high = 0.28: rare tokens keep room to grow (clip-higher)",
-                'algorithm.regularizers = [{piece = "Entropy", coefficient = 0.001}]',
-                "go on from a checkpoint of before the fall (RUN/checkpoints)",
-            ),
+            *remedy("entropy-collapse.severe" if is_severe else self.name),
             one_a_prompt,
         )
 

@@ -55,20 +55,7 @@ class EffectiveSampleSize:
                 f" ({percent(before)} before the first update, at a mean age of {stale:.1f} steps)" if is_engine else ""
             ),
             {"ess": share, "ess_before_updates": before, "staleness_steps": stale},
-            "A few tokens carry most of the weight: what answered is far from what is trained."
-            if is_engine
-            else "The updates of one step move the policy far from the one that answered, so that few tokens still "
-            "speak for it.",
-            (
-                'lower max_staleness, or let it be measured: max_staleness = "measured"',
-                "lower learner.optimizer.learning_rate",
-                'algorithm.correction = "TruncatedIS" bounds the weights; algorithm = "p3o" bounds them by the ESS',
-            )
-            if is_engine
-            else (
-                "lower learner.optimizer.learning_rate",
-                "fewer updates a step: algorithm.updates.minibatches, algorithm.updates.epochs",
-            ),
+            *remedy(self.name if is_engine else "effective-sample-size.updates"),
         )
 
 
