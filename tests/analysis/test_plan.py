@@ -257,6 +257,18 @@ def test_every_engine_is_in_memory():
     assert "by 3 local engines in this process, each with weights of its own" in " ".join(three.sentences)
 
 
+def test_what_is_kept_between_turns_is_in_memory():
+    """Up to the bound, and no more than all conversations of a step fill; said where nothing is kept."""
+    talking = ("environment.kind=tools", "environment.tools=['python']", "rollouts_per_step=8")
+    none, little, plenty = (planned(*talking, f"engine.kept_gib={gib}") for gib in (0, 2**-12, 64))
+
+    assert little.memory_bytes - none.memory_bytes == pytest.approx(2**18, abs=1)
+    assert 2**18 < plenty.memory_bytes - none.memory_bytes < 2**30
+    said = [line for line in none.sentences if line.startswith("With engine.kept_gib = 0 nothing is kept")]
+    assert "4.5 times as many tokens at 8 turns" in said[0]
+    assert not any("nothing is kept" in line for line in plenty.sentences)
+
+
 def test_every_process_of_a_learner_is_in_memory():
     """Parts are as much as the whole, but libraries and activations come once a process, and the engine has a copy."""
     fp32 = ("learner.precision=fp32", "device=cpu")

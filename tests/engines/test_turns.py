@@ -17,7 +17,7 @@ from gnomon.engines.batcher import Batcher, Request
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
 from gnomon.models.cpu.fused_decoder import FusedDecoder
-from gnomon.models.cuda_graph_decoder import StaticDecoder, fastest_decoder
+from gnomon.models.cuda_graph_decoder import StaticDecoder, fastest_decoder, keeps_between_turns
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, agrees_in_turns
 from gnomon.models.lora import merged_tensors
 from gnomon.models.prefix_tree import PrefixTree
@@ -261,7 +261,7 @@ def test_decoders_that_keep_nothing_say_so(make):
 
 
 def test_a_model_whose_rows_cannot_begin_with_kept_ones_is_found():
-    """A model that numbers positions from the start of each call is tried, and refused."""
+    """A model that numbers positions from the start of each call is tried, refused, and its slower way is said."""
 
     class Wrong(AlignedDecoder):
         """Continues at position 0."""
@@ -272,3 +272,5 @@ def test_a_model_whose_rows_cannot_begin_with_kept_ones_is_found():
     with torch.no_grad():
         assert all(agrees_in_turns(make, build(qwen3)) for make in (AlignedDecoder, StaticDecoder, FusedDecoder))
         assert not agrees_in_turns(Wrong, build(qwen3))
+        with pytest.warns(RuntimeWarning, match="computes its conversation again: 4.5 times"):
+            assert not keeps_between_turns(Wrong(build(qwen3)), build(qwen3))

@@ -28,7 +28,7 @@ from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Frame, Prefix
 from gnomon.models.llama_like import beginning, is_standard_head
 from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
-from gnomon.models.slow import fell
+from gnomon.models.slow import fell, is_attention_only
 
 _ROWS_STEP = 32
 _COLUMNS_STEP = 256
@@ -270,11 +270,11 @@ def fastest_decoder(model: nn.Module) -> Decoder:
 def keeps_between_turns(decoder: Decoder, model: nn.Module) -> bool:
     """Whether the decoder's rows can begin with what was kept of others, tried on the model; said if it does not agree.
 
-    A model whose decoder keeps nothing is told of before a run starts (`models.slow`).
+    Of a model whose layers carry a state it is said before a run starts (`models.slow`).
     """
-    if not decoder.keeps:
-        return False
-    is_agreeing = agrees_in_turns(type(decoder), beginning(model) if isinstance(decoder, FusedDecoder) else model)
-    if not is_agreeing:
+    is_agreeing = decoder.keeps and agrees_in_turns(
+        type(decoder), beginning(model) if isinstance(decoder, FusedDecoder) else model
+    )
+    if not is_agreeing and is_attention_only(model):
         fell("forgotten", type(model).__name__)
     return is_agreeing

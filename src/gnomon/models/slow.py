@@ -55,7 +55,11 @@ def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: 
         is_kept: Whether there is memory for keys and values between turns.
     """
     if turns > 1 and not (is_kept and is_attention_only(model)):
-        why = f"{type(model).__name__} has layers whose state is not kept" if is_kept else "engine.kept_gib is 0"
+        why = (
+            f"{type(model).__name__} has layers whose state is not kept"
+            if is_kept
+            else "with engine.kept_gib = 0 nothing is kept"
+        )
         yield (
             f"{why}, so each turn computes its conversation again: {(turns + 1) / 2:g} times as many tokens at "
             f"{turns} turns of one length (reckoned)"
