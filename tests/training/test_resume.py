@@ -34,6 +34,7 @@ ALGORITHMS = {
 OTHERS = {
     "lora": (*ALGORITHMS["grpo"], "lora.rank=4", "algorithm.regularizers=[{piece='Kl', coefficient=0.1}]"),
     "nf4": (*ALGORITHMS["grpo"], "lora.rank=4", "lora.base=nf4"),
+    "8bit": (*ALGORITHMS["grpo"], "learner.optimizer.moments=8bit"),
     "bf16": (*ALGORITHMS["grpo"], "learner.precision=bf16", "records.batches=true"),
     "dapo": ("algorithm=dapo", *ALGORITHMS["grpo"], "algorithm.overlong=none"),
     "ewma": ("algorithm=decoupled-ppo", *ALGORITHMS["grpo"], "algorithm.proximal={decay=0.5}"),
@@ -46,7 +47,7 @@ PARTS = [
 ]
 
 # What is slow has parts of the state of what is quick, in other forms.
-LATER = ("spo-accumulated", "dapo", "bf16", "nf4")
+LATER = ("spo-accumulated", "dapo", "bf16", "nf4", "8bit")
 
 
 def tried(*algorithms: str) -> list[Any]:

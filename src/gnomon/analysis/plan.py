@@ -10,6 +10,7 @@ import torch
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.sections import TrackerConfig
 from gnomon.core.errors import ConfigError
+from gnomon.learner.coded_moments import MOMENT_BYTES
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
@@ -359,7 +360,8 @@ def _has_own_critic(resolved: Resolved) -> bool:
 def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
     experiment = resolved.experiment
     item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
-    masters = 16 if item < 4 else 12
+    coded = 8 - 2 * MOMENT_BYTES if experiment.learner.optimizer.moments == "8bit" else 0
+    masters = (16 if item < 4 else 12) - coded
     weights = size.parameters * item + _trained(resolved, size) * masters
     if experiment.lora is not None and experiment.lora.quantized is not None:
         weights -= int(size.quantizable * (item - BITS[experiment.lora.quantized] / 8))

@@ -4,7 +4,8 @@ import math
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from gnomon.core.errors import CheckpointError, NotFiniteError, check_bounds
 from gnomon.core.failpoints import reach
 from gnomon.core.types import Loan, State
+from gnomon.learner.coded_moments import CodedAdamW, CodedMoment
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
 
@@ -33,6 +35,8 @@ class OptimizerConfig:
         epsilon: Term that is added to the root of the second moment, above 0.
         weight_decay: Decoupled weight decay, 0 or more. It applies to matrices only (embeddings included), so that
             biases and norms are never pulled to zero.
+        moments: "float32", or "8bit" for 2 bytes a trained weight instead of 8 while it trains; checkpoints have
+            float32 in both, and go on with either.
         max_gradient_norm: Norm to which a longer gradient is scaled down, above 0; ``inf`` never clips.
 
     Raises:
@@ -53,6 +57,7 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
+    moments: Literal["float32", "8bit"] = "float32"
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -69,6 +74,7 @@ class OptimizerConfig:
             epsilon=(0 < self.epsilon < math.inf, "> 0 and finite"),
             weight_decay=(0 <= self.weight_decay < math.inf, ">= 0 and finite"),
             max_gradient_norm=(self.max_gradient_norm > 0, "> 0 (inf never clips)"),
+            moments=(self.moments in ("float32", "8bit"), "float32 or 8bit"),
         )
 
     def learning_rate_at(self, step: int, steps: int) -> float:
@@ -105,20 +111,17 @@ class Optimizer:
         self.plan = plan
         self.masters = Masters(named, mesh)
         parameters = self.masters.parameters.values()
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": plan.weight_decay},
-                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=plan.learning_rate,
-            betas=plan.betas,
-            eps=plan.epsilon,
-            fused=True,
-        )
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": plan.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._is_coded = plan.moments == "8bit"
+        make: Any = CodedAdamW if self._is_coded else partial(torch.optim.AdamW, fused=True)
+        self._adam = make(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
         self._loans: list[Loan] = []
         # Twice the weights: made by Adam in its first step, in the middle of the heap, they would part what is free.
         for parameter in parameters:
-            self._adam.state[parameter] = _moments(parameter)
+            self._adam.state[parameter] = _moments(parameter, self._is_coded)
 
     def step(self, learning_rate: float) -> float:
         """Clip, update masters and module, and return the gradient's norm before clipping.
@@ -202,7 +205,8 @@ class Optimizer:
     def changing(self) -> list[Tensor]:
         """Return all that a step changes of what this process holds: masters, moments and counts of steps."""
         masters = self.masters.parameters.values()
-        return [t for m in masters for t in (m.detach(), *(self._adam.state[m][k] for k in _MOMENTS))]
+        held = [part for master in masters for part in (master.detach(), *self._adam.state[master].values())]
+        return [t for part in held for t in ([part] if isinstance(part, Tensor) else [part.codes, part.scales])]
 
     def put_back(self, copies: Sequence[Tensor]) -> None:
         """Write copies of `changing` back, bit for bit; the module's parameters are rounded anew."""
@@ -240,8 +244,8 @@ class Optimizer:
             yield "master", name, master
             moments = self._adam.state[master]
             if float(moments["step"]) > 0:
-                yield "moment1", name, moments["exp_avg"]
-                yield "moment2", name, moments["exp_avg_sq"]
+                for kind, key in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
+                    yield kind, name, moments[key].decoded() if self._is_coded else moments[key]
 
     def _steps(self) -> Tensor:
         steps = [float(self._adam.state[master]["step"]) for master in self.masters.parameters.values()]
@@ -254,9 +258,9 @@ class Optimizer:
             loan.recall()
 
 
-def _moments(parameter: Tensor) -> dict[str, Tensor]:
+def _moments(parameter: Tensor, is_coded: bool) -> dict[str, Any]:
     """Return what Adam keeps of a parameter, before its first step."""
-    first, second = _zeros_like(parameter), _zeros_like(parameter)
+    first, second = (CodedMoment(parameter, sign) if is_coded else _zeros_like(parameter) for sign in (True, False))
     return dict(zip(_MOMENTS, (torch.zeros((), device=parameter.device), first, second), strict=True))
 
 

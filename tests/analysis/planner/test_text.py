@@ -161,7 +161,10 @@ def test_one_gpu_learns_and_answers_in_turn(hardware: str, capsys: Capture):
             ("model=Qwen/Qwen3-8B", "--hardware", "rtx4090", "--gpus", "1", "sampling.max_completion_length=4096"),
             ("lora.rank=32 lora.base=int8", "lora.rank=32 lora.base=nf4"),
         ),
-        (("model=Qwen/Qwen3-4B", "--hardware", "h100", "--gpus", "1"), ("learner.offload=true", "--hardware h200")),
+        (
+            ("model=Qwen/Qwen3-4B", "--hardware", "h100", "--gpus", "1"),
+            ("learner.optimizer.moments=8bit", "--hardware h200"),
+        ),
         (("model=Qwen/Qwen2.5-32B", "--hardware", "h100", "--gpus", "8"), ("lora.rank=32", "learner.offload=true")),
     ],
 )

@@ -8,6 +8,7 @@ from statistics import NormalDist
 from gnomon.algorithms import Algorithm
 from gnomon.analysis.plan import passes
 from gnomon.core.errors import check_bounds
+from gnomon.learner.coded_moments import MOMENT_BYTES
 from gnomon.models.quantized import Kind
 from gnomon.training.resolve import Resolved
 
@@ -133,6 +134,7 @@ class PlannedJob:
         scored: Forward passes over a step's tokens, without the passes of training.
         rank: Rank of the adapters, 0 for full weights.
         base: How the frozen weights beneath adapters are quantized, None if they are not.
+        moment_bytes: Bytes of a weight's two moments while it trains.
         has_reference: Whether a frozen copy of the first weights is kept.
         has_critic: Whether the critic is a separate network.
         has_average: Whether an average of the weights is kept.
@@ -157,6 +159,7 @@ class PlannedJob:
     scored: int = 0
     rank: int = 0
     base: Kind | None = None
+    moment_bytes: float = 8.0
     has_reference: bool = False
     has_critic: bool = False
     has_average: bool = False
@@ -226,6 +229,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         scored=_scored(algorithm),
         rank=experiment.lora.rank if experiment.lora else 0,
         base=experiment.lora.quantized if experiment.lora else None,
+        moment_bytes=2 * MOMENT_BYTES if plan.optimizer.moments == "8bit" else 8.0,
         has_reference="reference" in algorithm.needs
         and (experiment.lora is None or bool(algorithm.reference.teachers)),
         has_critic=critic is not None and critic.trunk == "separate",

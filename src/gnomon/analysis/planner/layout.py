@@ -59,10 +59,10 @@ def trained(shape: ModelShape, job: PlannedJob) -> int:
 def learner_memory(place: Deployment, layout: Layout) -> Held:
     """Return the peak memory of a learner's device.
 
-    Sharded over the learners: float32 masters, gradients and two moments, 16 bytes for each trained weight; frozen
-    weights as they are stored. Not sharded: the gathered layer and the next one, one layer's gradient in the
-    computing precision and in float32, embedding and head (gathered during the whole pass), activations, and a few
-    copies of float32 logits.
+    Sharded over the learners: float32 masters, gradients and two moments, 16 bytes for each trained weight (10 with
+    moments in 8 bits); frozen weights as they are stored. Not sharded: the gathered layer and the next one, one layer's
+    gradient in the computing precision and in float32, embedding and head (gathered during the whole pass),
+    activations, and a few copies of float32 logits.
     """
     shape, job, hardware, n = place.shape, place.job, place.hardware, layout.learners
     own, item = trained(shape, job), job.item
@@ -71,9 +71,9 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
     parts = {
         "weights": (4 * own + frozen) / n,
         "gradients": 4 * own / n,
-        "moments": 8 * own / n,
+        "moments": job.moment_bytes * own / n,
         "reference": shape.parameters * item / n if job.has_reference else 0.0,
-        "critic": shape.parameters * 16 / n if job.has_critic else 0.0,
+        "critic": shape.parameters * (8 + job.moment_bytes) / n if job.has_critic else 0.0,
         "average": own * (item + (4 if item < 4 else 0)) / n if job.has_average else 0.0,
         "gathered": _gathered(shape.layer, outside, item, bool(job.rank)) if n > 1 or job.is_offloaded else 0.0,
         "dequantized": _dequantized_bytes(shape, job),

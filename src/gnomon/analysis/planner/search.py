@@ -23,6 +23,7 @@ from gnomon.analysis.planner.quantities import size
 from gnomon.analysis.planner.simulate import Flow, Timing, simulate
 from gnomon.analysis.planner.stages import Stages, pace_of, stages
 from gnomon.core.errors import ConfigError
+from gnomon.learner.coded_moments import MOMENT_BYTES
 from gnomon.models.quantized import KINDS
 from gnomon.training.notes import many
 
@@ -110,6 +111,7 @@ def fits(place: Deployment) -> bool:
 
 
 _RANK = 32
+_PLAIN_MOMENTS = 8.0
 _MOST_NODES = 32
 _SHORTEST = 256
 
@@ -144,6 +146,8 @@ def _plain_changes(job: PlannedJob) -> dict[str, PlannedJob]:
     """Return what can be set, by how it is spelled: adapters, offload, smaller passes."""
     adapted = replace(job, rank=job.rank or _RANK, has_reference=False)
     changes = {} if job.rank else {f"lora.rank={_RANK}": adapted}
+    if job.moment_bytes == _PLAIN_MOMENTS:
+        changes["learner.optimizer.moments=8bit"] = replace(job, moment_bytes=2 * MOMENT_BYTES)
     if not job.is_offloaded and job.base is None:
         changes["learner.offload=true"] = replace(job, is_offloaded=True)
         if not job.rank:
