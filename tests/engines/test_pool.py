@@ -341,6 +341,22 @@ def test_a_loop_that_was_held_up_is_not_held_against_the_engine():
     assert with_pool(EnginePool({"one": scripted(latency_seconds=0.1)}, 0.2), work) == 12
 
 
+def test_a_process_that_was_stopped_waits_as_long_as_before():
+    """Stopped again and again (Ctrl-Z, then fg) for longer than the timeout, it waits for an engine that works."""
+
+    class Working(ScriptedEngine):
+        async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
+            for _ in range(4):
+                await asyncio.sleep(0.01)
+                time.sleep(0.6)  # nothing of this process runs meanwhile, the engine no more than the pool
+            return await super().generate(prompt, keys, sampling)
+
+    async def work(pool: EnginePool) -> int:
+        return len(await pool.generate(PROMPT, [1], SAMPLING))
+
+    assert with_pool(EnginePool({"one": Working(words)}, 0.3), work) == 1
+
+
 def test_a_bad_score_loses_the_engine_and_is_asked_elsewhere():
     """NaN is no log-probability."""
     said: list[str] = []

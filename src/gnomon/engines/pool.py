@@ -206,18 +206,24 @@ class Replica:
         """Wait until the call is done or the engine lost; lose it when it was silent for the whole timeout.
 
         After that comes a moment more, waited for apart: when the event loop itself was held up, whatever arrived
-        meanwhile is noticed in it, and an engine that keeps watch itself may say more about its end.
+        meanwhile is noticed in it, and an engine that keeps watch itself may say more about its end. A time in which
+        this process was stopped (Ctrl-Z), or its event loop held up, is no silence of the engine.
         """
-        began = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         is_strict = is_alone and self.engine.version >= 0
         grace = min(_GRACE_SECONDS, self._timeout_seconds / 16)
         either: set[asyncio.Future[Any]] = {task, gone}
         while not task.done() and self.cause is None:
             self._listen()
             since = began if is_strict else max(began, self._heard)
-            left = since + self._timeout_seconds - asyncio.get_running_loop().time()
-            look = min(left, self._timeout_seconds / _LOOKS)
-            await asyncio.wait(either, timeout=max(look, grace), return_when=asyncio.FIRST_COMPLETED)
+            asked = clock()
+            left = since + self._timeout_seconds - asked
+            look = max(min(left, self._timeout_seconds / _LOOKS), grace)
+            await asyncio.wait(either, timeout=look, return_when=asyncio.FIRST_COMPLETED)
+            if (late := clock() - asked - look) > grace:
+                began = since + late
+                continue
             self._listen()
             is_silent = is_strict or since == max(began, self._heard)
             if left <= 0 and is_silent and not task.done():

@@ -203,7 +203,11 @@ class VllmServerEngine:
                 left = patience - (time.monotonic() - max(began, self._latest_reply))
                 if left <= 0:
                     raise EngineError(self._lost(f"has answered nothing for {patience:g} s"))
-                await asyncio.wait({asking}, timeout=min(left, self._timeout / _LOOKS))
+                asked, look = time.monotonic(), min(left, self._timeout / _LOOKS)
+                await asyncio.wait({asking}, timeout=look)
+                # What this process was stopped for, or its event loop held up, is no silence of the server.
+                if (late := time.monotonic() - asked - look) > 1.0:
+                    began = max(began, self._latest_reply) + late
                 await self._listen_alongside(asking)
             status, answer = asking.result()
         except (OSError, EOFError, ValueError) as error:
