@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 # Before anything imports torch. Tiny models are slower on many threads, and sums depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,25 @@ settings.register_profile("search", parent=settings.get_profile("gnomon"), deran
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))
 
 
+# The files that take the longest. A file goes to one process whole, so a long one that begins last is waited for.
+LONGEST = (
+    "training/test_resume.py",
+    "cluster/test_run.py",
+    "architecture/test_readme.py",
+    "laws/test_algorithm_laws.py",
+    "cluster/test_learners.py",
+    "training/test_python_api.py",
+    "training/test_continuation.py",
+    "faults/test_limits.py",
+    "walks/test_every_preset.py",
+    "walks/test_walks.py",
+    "website/test_site.py",
+    "training/test_critic.py",
+    "training/test_rare_parts.py",
+    "training/test_kills.py",
+)
+
+
 @pytest.fixture(params=["native", "torch"])
 def way(request, monkeypatch):
     """What lies between products by functions in C (`gnomon.models.cpu`), or by torch alone."""
@@ -34,6 +54,12 @@ def way(request, monkeypatch):
     elif kernels.kernels_for(torch.float32) is None:
         pytest.skip("there is no C compiler here")
     return request.param
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files; the others stay as they were collected."""
+    first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 def pytest_collection_finish():
