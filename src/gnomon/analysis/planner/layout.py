@@ -166,14 +166,15 @@ _KEPT_WHILE_ANSWERING = (
 def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
     """Return bytes in the memory of one node, by purpose.
 
-    The saving node gathers all weights and moments. A node of engines has two versions of the weights in its object
-    store. A node of learners holds a copy of its shards of masters and moments, in case a step is undone, and offloaded
-    shards. The run's own node holds rollouts that wait for a step.
+    The saving node collects the model, beside its own shards of weights and moments, which it copies to write them. A
+    node of engines has two versions of the weights in its object store. A node of learners holds a copy of its shards
+    of masters and moments, in case a step is undone, and offloaded shards. The run's own node holds rollouts that wait
+    for a step.
     """
     shape, job = place.shape, place.job
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
-        "saving": 12.0 * own + shape.parameters * job.item,
+        "saving": 12.0 * own * per_node + shape.parameters * job.item,
         "published weights": 0.0 if job.is_broadcast or place.is_shared else 2.0 * shape.parameters * job.item,
         "a step that is undone": 12.0 * own * per_node if job.is_undone else 0.0,
         "offloaded": 16.0 * own * per_node if job.is_offloaded else 0.0,
