@@ -36,8 +36,12 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_update_is_six_operations_a_parameter_and_token():
-    """Two prompts of 3 and 4 tokens, answers of 5 and 6: layers see 18 tokens, the head 11."""
-    assert CEILINGS.update([3, 4], [5, 6]) == pytest.approx(6 * (10 * 18 + 5 * 11) / 1000)
+    """Two prompts of 3 and 4 tokens, answers of 5 and 6: layers see 18 tokens, the head 11; 16 where two
+    tokens begin both. Scoring is a third of it, and a critic has no head.
+    """
+    assert CEILINGS.learning("update", [3, 4], [5, 6]) == pytest.approx(6 * (10 * 18 + 5 * 11) / 1000)
+    assert CEILINGS.learning("score", [3, 4], [5, 6], 2) == pytest.approx(2 * (10 * 16 + 5 * 11) / 1000)
+    assert CEILINGS.learning("fit", [3, 4], [5, 6]) == pytest.approx(6 * 10 * 18 / 1000)
 
 
 def test_a_decode_step_takes_the_larger_of_arithmetic_and_reading():
