@@ -57,7 +57,7 @@ SHORT = (PackedShape(2, 128, (1024,) * 8), PackedShape(4, 512, (64,) * 8))
 
 
 @dataclass(frozen=True)
-class Counted:
+class ScoreCounts:
     """Scores of one head: those needed, and those that each way computes; bytes of masks."""
 
     needed: int
@@ -69,14 +69,14 @@ class Counted:
     block_bytes: int
 
 
-def counted(shape: PackedShape) -> Counted:
+def counted(shape: PackedShape) -> ScoreCounts:
     """Return the counts of one shape."""
     pairs = visible_pairs(shape.layout)
     filled, count = int((pairs > 0).sum()), len(pairs)
     wide, own = rounded(shape.prompt), sum(rounded(n) * (rounded(shape.prompt) + rounded(n)) for n in shape.answers)
     joined = _causal(shape.prompt) + sum(_causal(n) for n in shape.answers)
     joined += _tiles(sum(shape.answers)) * _tiles(shape.prompt) * BLOCK**2
-    return Counted(
+    return ScoreCounts(
         needed=int(pairs.sum()),
         dense=shape.groups * shape.length**2,
         padded=shape.groups * (wide**2 + own),
