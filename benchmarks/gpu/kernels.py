@@ -18,13 +18,17 @@ from benchmarks.attention import PackedShape
 from benchmarks.gpu.ceilings import best_mean
 from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.step import peak, reset_peak
-from gnomon.models.cpu.prefix_attention import PrefixLayout
+from gnomon.models.cpu.prefix_attention import Alteration, PrefixLayout
 from gnomon.models.head import chosen_logprobs, chunk_for
 from gnomon.models.packed_attention import BLOCK, attend_packed, distance, visible_pairs
 
 Row = dict[str, Any]
 ATTENTION = ("dense", "branches", "flex", "varlen")
 SHARED, PLAIN = PackedShape(1, 512, (2048,) * 8), PackedShape(8, 256, (1792,))
+_ALTERED = {
+    "plain": Alteration(), "window": Alteration(60), "bounded": Alteration(softcap=0.7),
+    "sinks": Alteration(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+}  # fmt: skip
 FEW_SHARED, FEW_PLAIN = PackedShape(1, 40, (64,) * 3), PackedShape(3, 40, (64,))
 
 
@@ -46,8 +50,8 @@ def distances(device: torch.device) -> Row:
     found: Row = {}
     heads, dtype = (4, 2, 64), torch.float32 if device.type == "cpu" else torch.bfloat16
     for kernel in ("branches", "flex", "varlen") if device.type == "cuda" else ("branches",):
-        for window in (None, 60):
-            found[f"{kernel}, window {window}"] = distance(kernel, device, dtype, heads, window)
+        for name, altered in _ALTERED.items() if kernel != "varlen" else [*_ALTERED.items()][:2]:
+            found[f"{kernel}, {name}"] = distance(kernel, device, dtype, heads, altered)
     return {"holds": max(found.values()) < (1e-5 if device.type == "cpu" else 0.03), **found}
 
 

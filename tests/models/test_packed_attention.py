@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 
 from gnomon.core.errors import ConfigError
-from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
+from gnomon.models.cpu.prefix_attention import Alteration, PrefixLayout, Span
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.packed_attention import (
     VARIABLE,
@@ -40,6 +40,8 @@ FAMILIES = {
     "Olmo3": WINDOWED,
     "Mistral": {"sliding_window": 4},
     "Phi3": {"sliding_window": 3},
+    "Gemma2": WINDOWED | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": None},
+    "GptOss": WINDOWED | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -88,12 +90,19 @@ def test_a_window_counts_positions_of_the_sequence():
     assert seen[6].tolist() == [0, 0, 1, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("window", [None, 1, 60, 200])
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+ALTERED = {
+    "plain": Alteration(), "narrow": Alteration(2), "window": Alteration(60), "wide window": Alteration(200),
+    "bounded": Alteration(softcap=0.7), "sinks": Alteration(60, sinks=SINKS), "all": Alteration(60, 2.0, SINKS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("altered", ALTERED.values(), ids=ALTERED)
 @pytest.mark.parametrize("kernel", ["branches", "flex"])
 @pytest.mark.usefixtures("eager_flex")
-def test_a_kernel_is_sdpa_with_a_dense_mask(kernel, window):
-    """Result and gradients of queries, keys and values are the reference's to 1e-5 of their length in float32."""
-    assert distance(kernel, CPU, torch.float32, (4, 2, 16), window) < 1e-5
+def test_a_kernel_is_attention_with_a_dense_mask(kernel, altered):
+    """Result and gradients of queries, keys, values and sinks are the reference's to 1e-5 of their length."""
+    assert distance(kernel, CPU, torch.float32, (4, 2, 16), altered) < 1e-5
 
 
 @pytest.mark.usefixtures("eager_flex")
@@ -177,7 +186,11 @@ def test_shared_prompts_change_no_number_of_a_model(family, kernel, monkeypatch)
         config = getattr(hf, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
             **SHAPE | FAMILIES[family]
         )
-        model = hf.AutoModelForCausalLM.from_config(config).eval()
+        eager = {"attn_implementation": "eager"} if family in ("Gemma2", "GptOss") else {}
+        model = hf.AutoModelForCausalLM.from_config(config, **eager).eval()
+        for name, sinks in model.named_parameters():
+            if name.endswith("sinks"):
+                torch.nn.init.normal_(sinks)
         scorer = TokenScorer(model)
         assert scorer.shares_prompts
         assert scorer.lies_in_line(99) == (kernel == "flex")

@@ -1,5 +1,6 @@
 """gnomon's attention function behind transformers' interface; other cases go to plain SDPA."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from gnomon.core.errors import ModelError
-from gnomon.models.cpu.prefix_attention import PrefixLayout
+from gnomon.models.cpu.prefix_attention import Alteration, PrefixLayout
 from gnomon.models.forward import body_of
 from gnomon.models.packed_attention import attend_packed, kernel_for
 
@@ -54,8 +55,7 @@ def _edge(table: Mapping[str, Any], text: Any) -> int | None:
     return None if stated is None else int(stated)
 
 
-OWN = "gnomon_sdpa"
-_ALTERING = ("position_bias", "softcap", "s_aux")
+OWN, OWN_EAGER = "gnomon_sdpa", "gnomon_eager"
 
 
 def attend(
@@ -77,6 +77,8 @@ def attend(
         ModelError: If packed rows come with something that their kernels do not know.
     """
     if branches is not None:
+        if settings.get("softcap") is not None or settings.get("s_aux") is not None:
+            raise ModelError("SDPA, which rows of their own take, knows neither bounded scores nor sinks")
         return _by_branches(query, key, value, branches, settings), None
     rows, heads, length, size = query.shape
     shared = key.shape[1]
@@ -97,21 +99,53 @@ def attend(
 def _by_branches(
     query: Tensor, key: Tensor, value: Tensor, branches: PrefixLayout, settings: Mapping[str, Any]
 ) -> Tensor:
-    altering = [name for name in _ALTERING if settings.get(name) is not None]
-    if altering or query.shape[0] * query.shape[2] != branches.positions:
-        raise ModelError(f"attention of packed rows has no {', '.join(altering) or 'cache'}")
-    window, scale = settings.get("sliding_window"), settings.get("scaling")
-    branches.windows.append(window)
-    return attend_packed((query, key, value), branches, query.shape[-1] ** -0.5 if scale is None else scale, window)
+    if settings.get("position_bias") is not None or query.shape[0] * query.shape[2] != branches.positions:
+        raise ModelError("attention of packed rows has neither a bias of positions nor a cache")
+    altered = Alteration(*(settings.get(name) for name in ("sliding_window", "softcap", "s_aux")))
+    branches.windows.append(altered.window)
+    scale = settings.get("scaling")
+    return attend_packed((query, key, value), branches, query.shape[-1] ** -0.5 if scale is None else scale, altered)
+
+
+def attend_eager(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    branches: PrefixLayout | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention as the model's own file does, which knows bounded scores and sinks, but of packed rows."""
+    if branches is not None:
+        return _by_branches(query, key, value, branches, settings), None
+    own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    found: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **settings)
+    return found
 
 
 def use_own_attention(model: Any) -> None:
-    """Make a model that uses SDPA use `attend`, also its backbone if the backbone has its own configuration."""
+    """Make a model that uses SDPA use `attend`, also its backbone if the backbone has its own configuration.
+
+    A model that is eager because SDPA knows no bounds and no sinks uses `attend_eager`.
+    """
     AttentionInterface.register(OWN, attend)
     AttentionMaskInterface.register(OWN, sdpa_mask)
+    AttentionInterface.register(OWN_EAGER, attend_eager)
+    AttentionMaskInterface.register(OWN_EAGER, eager_mask)
     for part in (model, body_of(model)):
-        if isinstance(part, PreTrainedModel) and part.config._attn_implementation == "sdpa":
+        if not isinstance(part, PreTrainedModel):
+            continue
+        if part.config._attn_implementation == "sdpa":
             part.set_attn_implementation(OWN)
+        elif part.config._attn_implementation == "eager" and _must_be_eager(part):
+            part.set_attn_implementation(OWN_EAGER)
+
+
+def _must_be_eager(model: Any) -> bool:
+    is_bounded = vars(model.config.get_text_config()).get("attn_logit_softcapping") is not None
+    has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    return (is_bounded or has_sinks) and "eager_attention_forward" in vars(sys.modules[type(model).__module__])
 
 
 def attends_by_branches(model: Any) -> bool:
@@ -121,4 +155,4 @@ def attends_by_branches(model: Any) -> bool:
         model: A model after `use_own_attention`.
     """
     implementation: str = body_of(model).config._attn_implementation
-    return implementation == OWN and kernel_for(next(model.parameters()).device) != "dense"
+    return implementation in (OWN, OWN_EAGER) and kernel_for(next(model.parameters()).device) != "dense"

@@ -16,6 +16,8 @@ use, forward and backward, against SDPA with a dense mask.
 import importlib.util
 import inspect
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,7 +26,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.core.errors import ConfigError
-from gnomon.models.cpu.prefix_attention import PrefixLayout, Span, branched_attention
+from gnomon.models.cpu.prefix_attention import (
+    Alteration,
+    PrefixLayout,
+    Span,
+    altered_attention,
+    branched_attention,
+)
 from gnomon.models.slow import fell
 
 Given = tuple[Tensor, Tensor, Tensor]
@@ -33,6 +41,7 @@ VARIABLE = "GNOMON_ATTENTION"
 KERNELS = ("branches", "flex", "dense")
 BLOCK = 128
 """Queries and keys of a block of FlexAttention, which its kernels' tiles divide."""
+AS_THEY_COME = Alteration()
 _HALF = (torch.bfloat16, torch.float16)
 _MOST_PAIRS = 1 << 24
 """Of positions and blocks that are looked at together: 64 MiB."""
@@ -76,7 +85,7 @@ def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[in
         return False
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            off = max(distance(kernel, device, dtype, heads, window) for window in (None, _TRIED_WINDOW))
+            off = max(distance(kernel, device, dtype, heads, Alteration(w)) for w in (None, _TRIED_WINDOW))
         why = f"it is {off:.2g} from the reference" if not off <= _OFF[dtype] else ""
     except Exception as error:  # whatever a compiler or a driver raises
         why = f"{type(error).__name__}: {error}"[:300]
@@ -86,12 +95,17 @@ def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[in
 
 
 def distance(
-    kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int], window: int | None = None
+    kernel: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+    altered: Alteration = AS_THEY_COME,
 ) -> float:
-    """Return how far a kernel is from SDPA with a dense mask in float32: result and gradients, of their length.
+    """Return how far a kernel is from a dense mask in float32: result and gradients, of their length.
 
     Args:
         heads: Heads of queries, of keys, and their size.
+        altered: Of the scores; sinks have a gradient too.
     """
     spans = _TRIED if kernel != "varlen" else _TRIED[1:]
     layout = PrefixLayout([*spans], _TRIED_POSITIONS)
@@ -104,16 +118,19 @@ def distance(
         inside[span.first : span.first + span.prompt + sum(length for _, length in span.responses)] = 1
     weight = drawn[3].float().transpose(1, 2) * inside[:, None, None]
     found = []
+    sinks = [] if altered.sinks is None else [altered.sinks]
     for way, where, precision in (("dense", torch.device("cpu"), torch.float32), (kernel, device, dtype)):
-        leaves = [each.to(where, precision).requires_grad_() for each in drawn[:3]]
-        out = attend_packed((leaves[0], leaves[1], leaves[2]), layout.on(where, way), heads[2] ** -0.5, window)
+        leaves = [each.to(where, precision).detach().requires_grad_() for each in (*drawn[:3], *sinks)]
+        own = replace(altered, sinks=leaves[3]) if sinks else altered
+        out = attend_packed((leaves[0], leaves[1], leaves[2]), layout.on(where, way), heads[2] ** -0.5, own)
         (out * weight.to(where, precision)).sum().backward()
         gradients = (each.grad.cpu().float() for each in leaves if each.grad is not None)
         found.append([out.detach().cpu().float() * inside[:, None, None], *gradients])
-    return max(float((ours - exact).norm() / exact.norm()) for exact, ours in zip(*found, strict=True))
+    # A gradient that should be zero is rounding: of a length of 1 at least.
+    return max(float((ours - exact).norm() / exact.norm().clamp(min=1)) for exact, ours in zip(*found, strict=True))
 
 
-def attend_packed(given: Given, layout: PrefixLayout, scale: float, window: int | None = None) -> Tensor:
+def attend_packed(given: Given, layout: PrefixLayout, scale: float, altered: Alteration = AS_THEY_COME) -> Tensor:
     """Return the attention's output Float[N L H d] over N packed rows; padding gets any finite number.
 
     Args:
@@ -121,20 +138,37 @@ def attend_packed(given: Given, layout: PrefixLayout, scale: float, window: int 
         layout: Of these N L positions, on their device; its kernel is one of the table above, and flex and varlen
             take one row.
         scale: Of the scores.
-        window: Positions that a query sees, itself included; None for all.
+        altered: What else becomes of the scores.
     """
-    if layout.kernel == "flex":
-        return _flex(given, layout, scale, window)
-    if layout.kernel == "varlen":
-        return _varlen(given, layout, scale, window)
-    query, key, value = given
-    rows, heads, length, size = query.shape
-    if layout.kernel == "dense":
-        mask = layout.once(("dense", window), lambda: dense_mask(layout, rows, window).to(query.device))
-        key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
-        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)
+    kernel = "flex" if layout.kernel == "varlen" and not altered.is_plain else layout.kernel
+    if kernel == "flex":
+        return _flex(given, layout, scale, altered)
+    if kernel == "varlen":
+        return _varlen(given, layout, scale, altered.window)
+    if kernel == "dense":
+        return _dense(given, layout, scale, altered)
+    rows, heads, length, size = given[0].shape
     made = torch.cat([each.transpose(1, 2) for each in given], dim=2).flatten(0, 1)
-    return branched_attention(made, heads, layout, scale, window).view(rows, length, heads, size)
+    if altered.is_plain:
+        return branched_attention(made, heads, layout, scale, altered.window).view(rows, length, heads, size)
+    return altered_attention(made, heads, layout, scale, altered).view(rows, length, heads, size)
+
+
+def _dense(given: Given, layout: PrefixLayout, scale: float, altered: Alteration) -> Tensor:
+    query, key, value = given
+    rows, heads = query.shape[:2]
+    mask = layout.once(("dense", altered.window), lambda: dense_mask(layout, rows, altered.window).to(query.device))
+    key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
+    if altered.is_plain:
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if altered.softcap is not None:
+        scores = altered.softcap * torch.tanh(scores / altered.softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    total = scores.logsumexp(-1, keepdim=True)
+    if altered.sinks is not None:
+        total = torch.logaddexp(total, altered.sinks[:, None, None].float())
+    return ((scores - total).exp().to(value.dtype) @ value).transpose(1, 2)
 
 
 def dense_mask(layout: PrefixLayout, rows: int, window: int | None = None) -> Tensor:
@@ -170,13 +204,32 @@ def _overlap(begin: Tensor, stop: Tensor, first: Tensor, size: int) -> Tensor:
     return torch.minimum(stop[:, None], first + size).sub_(low).clamp_(min=0)
 
 
-def _flex(given: Given, layout: PrefixLayout, scale: float, window: int | None) -> Tensor:
+def _flex(given: Given, layout: PrefixLayout, scale: float, altered: Alteration) -> Tensor:
+    from torch.nn.attention.flex_attention import AuxRequest
+
     query, key, value = given
-    mask = layout.once(("flex", window), lambda: block_mask(layout, window))
-    is_grouped = query.shape[1] != key.shape[1]
-    out = _flexible(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=is_grouped)
+    settings: dict[str, Any] = {
+        "block_mask": layout.once(("flex", altered.window), lambda: block_mask(layout, altered.window)),
+        "score_mod": None if altered.softcap is None else _capped(altered.softcap),
+        "scale": scale,
+        "enable_gqa": query.shape[1] != key.shape[1],
+    }
+    if altered.sinks is None:
+        out = _flexible(query.device.type)(query, key, value, **settings)
+    else:
+        # The sink takes its share of the sum: 1 / (1 + exp(sink - lse)).
+        out, of = _flexible(query.device.type)(query, key, value, **settings, return_aux=AuxRequest(lse=True))
+        out = out * torch.sigmoid(of.lse - altered.sinks[:, None].float())[..., None].to(out.dtype)
     found: Tensor = out.transpose(1, 2)
     return found
+
+
+@cache
+def _capped(bound: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return bound * torch.tanh(score / bound)
+
+    return capped
 
 
 def block_mask(layout: PrefixLayout, window: int | None = None) -> Any:

@@ -239,6 +239,53 @@ def branched_attention(
     return result
 
 
+def altered_attention(
+    made: Tensor, queries: int, branches: PrefixLayout, scale: float, altered: "Alteration"
+) -> Tensor:
+    """Return what `branched_attention` does, with bounded scores and sinks; all scores are kept for the backward pass.
+
+    Args:
+        made: As `branched_attention` has it, like the three that follow.
+        queries: Heads of queries.
+        branches: The layout of prompts and responses.
+        scale: Of the scores.
+        altered: What becomes of scores.
+    """
+    heads, found = Heads(made.shape[1], queries), []
+    for number in range(len(branches.blocks)):
+        query, key, value = _block_of(made, number, branches, heads)
+        scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scale
+        if altered.softcap is not None:
+            scores = altered.softcap * torch.tanh(scores / altered.softcap)
+        scores = scores + branches.bias(number, queries // heads.shared, torch.float32, altered.window)
+        if altered.sinks is not None:
+            own = altered.sinks.float().repeat_interleave(scores.shape[2] * heads.shared // queries)
+            scores = torch.cat([scores, own.view(1, heads.shared, -1, 1).expand(len(scores), -1, -1, -1)], -1)
+        policy = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+        found.append((policy @ value).flatten(0, 2))
+    return _brought_home(found, branches.homes(heads.parts[:1], queries)).view(len(made), queries, -1)
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """What a layer does to its scores.
+
+    Attributes:
+        window: Positions that a query sees, itself included; None for all.
+        softcap: Scores s become softcap * tanh(s / softcap).
+        sinks: One more score for each head of queries, Float[H], of a key whose value is 0.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are as they come, within the window."""
+        return self.softcap is None and self.sinks is None
+
+
 @dataclass(frozen=True)
 class Columns:
     """``count`` heads from ``first`` on, of queries or (``is_key``) of keys or values."""
