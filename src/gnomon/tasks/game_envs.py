@@ -46,7 +46,7 @@ class GymnasiumEnv:
             raise ConfigError(
                 f"'{plan.use}' shows arrays of shape {seen.shape}, and is not rendered as a text ('ansi')"
             )
-        self._first, self._names = 0, ()
+        self._first, self._names = 0, tuple[str, ...]()
         if isinstance(actions, gymnasium.spaces.Discrete):
             self._first, count = int(actions.start), int(actions.n)
             self._names = _checked(plan.use, named or range(self._first, self._first + count), count)
