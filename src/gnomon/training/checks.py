@@ -136,12 +136,29 @@ def check_serving(resolved: Resolved) -> None:
             "trust_remote_code lets a model's own code run in this process, and vLLM would not run it; set "
             'engine.kind = "local"'
         )
+    if plan.draws == "vllm":
+        _check_native(experiment)
     from gnomon.engines.vllm.engine import check_vllm
 
     is_actor = experiment.cluster.kind != "none"
     # The machines of a cluster that is joined have an interpreter of their own, which is asked there.
     if not (is_actor and experiment.cluster.address and plan.python):
         check_vllm(plan, is_actor)
+
+
+def _check_native(experiment: Experiment) -> None:
+    """Refuse sampling, of training or of a held-out set, that vLLM's own sampler cannot do.
+
+    Raises:
+        ConfigError: The message names the setting.
+    """
+    from gnomon.engines.vllm.sampling import native_fault
+
+    trained, asked = experiment.sampling, experiment.evaluation
+    held_out = [one.sampling.over(asked.sampling) for one in asked.tasks] or [asked.sampling]
+    faults = [native_fault(replace(trained, **one.given), "evaluation.sampling") for one in held_out]
+    if fault := next(filter(None, (native_fault(trained), *faults)), None):
+        raise ConfigError(fault)
 
 
 def check_staging(resolved: Resolved) -> None:
