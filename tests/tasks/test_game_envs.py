@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import gnomon
 from gnomon.core.errors import ConfigError
 from gnomon.tasks import env_adapter
 from gnomon.tasks.env_server import EnvServer
@@ -133,3 +134,26 @@ def test_a_version_with_another_interface_is_refused(kind: str, monkeypatch: pyt
     monkeypatch.setattr(env_adapter, "version", lambda name: "0.2.0" if name == kind else metadata.version(name))
     with pytest.raises(ConfigError, match=f"here is 0.2.0: pip install {kind}=="):
         talk(kind, "Any-v0")
+
+
+@pytest.mark.slow
+def test_a_run_plays_games_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every rollout sees the lake before its first answer; an answer without an action is told which there are."""
+    needed("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n % 10}+{n // 10}=", "seed": n} for n in range(20)]
+    Path("games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = gnomon.train(
+        model="tiny", task={"kind": "table", "path": "games.jsonl", "require_answer": False}, precision="fp32",
+        environment={
+            "kind": "gymnasium", "use": "FrozenLake-v1", "settings": {"is_slippery": False}, "max_turns": 3,
+            "max_turn_tokens": 2,
+        },
+        rollouts_per_step=16, max_completion_length=400, held_out={"size": 2, "fraction": 0.3}, steps=1,
+    )  # fmt: skip
+
+    rollouts = [each.rollout for each in run.rollouts(1)]
+    assert len(rollouts) == 16
+    assert {rollout.ending.by for rollout in rollouts} == {"turns"}
+    assert all(rollout.grade.reward == 0.0 for rollout in rollouts)
+    assert any("Name one of these actions: 0, 1, 2, 3." in rollout.text for rollout in rollouts)
