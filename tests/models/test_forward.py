@@ -1,5 +1,7 @@
 """A model is given every argument by its own name for it, or is not given it and that is said."""
 
+import re
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -104,15 +106,21 @@ def test_a_cache_that_would_be_swallowed_is_an_error():
 
 
 def test_every_fall_is_said_in_one_place():
-    """No other module of models, engines and the learner warns; each sentence names the model and has a factor."""
+    """No other module of models, engines and the learner warns; each sentence has a factor, and listeners hear it."""
     package = Path(gnomon.__file__).parent
     files = [file for room in ("models", "engines", "learner") for file in (package / room).rglob("*.py")]
     warning = [file.name for file in files if "warnings.warn(" in file.read_text()]
 
     assert warning == ["slow.py"]
+    told: list[str] = []
     for way in slow._FELL:
-        with pytest.warns(RuntimeWarning, match=r"Tried.*(\d times as|[Ss]lower.*not measured)"):
-            slow.fell(way, "Tried", device="cpu", why="", variable="NAME")
+        said = partial(slow.fell, way, "Tried", device="cpu", why="", variable="NAME")
+        factor = pytest.warns(RuntimeWarning, match=r"Tried.*(\d times as|[Ss]lower.*not measured)")
+        with slow.falls_told(told.append), factor:
+            said()
+        with pytest.warns(RuntimeWarning, match=re.escape(told[-1])):
+            said()
+    assert len(told) == len(slow._FELL)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gnomon.records.run_card import commit_of, run_card, write_card
+from gnomon.records.run_card import commit_of, run_card, write_card, write_end, write_slow
 
 
 def test_the_card_names_versions_machine_and_promise(tmp_path: Path):
@@ -40,6 +41,22 @@ def test_a_resumed_run_keeps_its_first_card(tmp_path: Path):
 
     assert card["threads"] == 1
     assert [session["threads"] for session in card["resumed"]] == [2, 3]
+
+
+def test_a_slower_way_that_a_trial_finds_is_in_the_card_of_its_session(tmp_path: Path):
+    """The newest session's, behind what was known before, once; how the session ended stays."""
+    path = tmp_path / "run.json"
+    write_slow(path, "no run was begun")
+    assert not path.exists()
+    for known in ((), ("known",)):
+        write_card(path, replace(run_card("cpu", 1, {"run": 0}, "fp32"), slow=known))
+    write_end(path, ValueError("over"))
+    for said in ("in waves", "row by row", "in waves"):
+        write_slow(path, said)
+    card = json.loads(path.read_text())
+
+    assert (card["slow"], card["resumed"][0]["slow"]) == ([], ["known", "in waves", "row by row"])
+    assert card["resumed"][0]["ended"] == "ValueError: over"
 
 
 def test_a_commit_is_read_with_its_dirt(tmp_path: Path):

@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import MambaConfig, MambaForCausalLM
 
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import RunDirectoryError
+from gnomon.models.tiny import save_tiny
 from gnomon.records.run_card import Card, run_card, write_card
-from gnomon.training.api import train_experiment
+from gnomon.training.api import evaluate, train_experiment
 from gnomon.training.provenance import (
     changed_code,
     changes,
@@ -19,6 +21,7 @@ from gnomon.training.provenance import (
     sources_of,
 )
 
+_FEW = ("task.size=8", "held_out.size=2", "sampling.max_completion_length=4", "evaluation.before=false")
 REWARD = "rewards=[{{kind='function', function='{}:pay'}}]"
 
 
@@ -108,3 +111,20 @@ def test_an_experiment_that_cannot_be_read_differs_in_nothing_that_is_known(tmp_
 
     assert other_experiment(tmp_path, to_toml(load("tiny").experiment)) == ""
     assert other_experiment(tmp_path / "nowhere", to_toml(load("tiny").experiment)) == ""
+
+
+def test_a_slower_way_that_a_trial_finds_is_in_card_and_evaluation(tmp_path: Path):
+    """A model without attention is drawn in waves: the engine's trial says so once weights are there."""
+    config = MambaConfig(vocab_size=260, hidden_size=32, num_hidden_layers=1, state_size=4, eos_token_id=257)
+    base = save_tiny(tmp_path / "base", seed=0)
+    for file in (base / "config.json", base / "model.safetensors"):
+        file.unlink()
+    MambaForCausalLM(config).save_pretrained(base)
+    loaded = load("tiny", [f"model={base}", "steps=1", "rollouts_per_step=4", "algorithm.num_generations=2", *_FEW])
+    with pytest.warns(RuntimeWarning, match="in waves|one length"):
+        run = train_experiment(loaded, tmp_path / "run").directory
+    found = [said for said in latest_session(run)["slow"] if said.startswith("no cache that rows can join")]
+    assert len(found) == 1
+    with pytest.warns(RuntimeWarning, match="in waves|one length"):
+        measured = evaluate(run / "checkpoints" / "step-1")
+    assert measured.slow[-1:] == tuple(found)

@@ -16,7 +16,7 @@ from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
 from gnomon.models.quantized import BITS
-from gnomon.models.size import ModelSize, model_size
+from gnomon.models.size import ModelSize, foreseen_falls, model_size, outline
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
 from gnomon.training.build_engines import said_of_serving
@@ -162,7 +162,8 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
         yield f"It trains on {groups} of {experiment.rollouts_from} and generates none."
     yield from _rows(asked, plan) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
     yield plan.prompt.said
-    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens)):
+    falls = foreseen_falls(outline(experiment.model, experiment.trust_remote_code))
+    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens), *falls):
         yield f"{said[:1].upper()}{said[1:]}."
 
 

@@ -74,24 +74,29 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-@cache
 def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> bool:
-    """Whether a kernel gives the reference's numbers on ``device``, found by a trial; a warning says why not.
+    """Whether a kernel gives the reference's numbers on ``device``, found by one trial; every run is told why not.
 
     Args:
         heads: Heads of queries, of keys, and their size.
     """
     if kernel == "varlen" and (device.type != "cuda" or dtype not in _HALF or not has_varlen()):
         return False
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            off = max(distance(kernel, device, dtype, heads, Alteration(w)) for w in (None, _TRIED_WINDOW))
-        why = f"it is {off:.2g} from the reference" if not off <= _OFF[dtype] else ""
-    except Exception as error:  # whatever a compiler or a driver raises
-        why = f"{type(error).__name__}: {error}"[:300]
+    why = _fault(kernel, device, dtype, heads)
     if why:
         fell("kernel", f"{kernel} attention", device=device, why=why, variable=VARIABLE)
     return not why
+
+
+@cache
+def _fault(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> str:
+    """Return why a kernel cannot be used; "" where it can."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            off = max(distance(kernel, device, dtype, heads, Alteration(w)) for w in (None, _TRIED_WINDOW))
+        return f"it is {off:.2g} from the reference" if not off <= _OFF[dtype] else ""
+    except Exception as error:  # whatever a compiler or a driver raises
+        return f"{type(error).__name__}: {error}"[:300]
 
 
 def distance(

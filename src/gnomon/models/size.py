@@ -1,15 +1,24 @@
 """The size of a model before any weight is read."""
 
+import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.load import model_config
+from gnomon.models.logprobs import TokenScorer
 from gnomon.models.quantized import quantizable
 from gnomon.models.routing import expert_count
+from gnomon.models.slow import falls_told
 from gnomon.models.tiny import TINY_MODELS, tiny_model
+
+_TRIED_WEIGHTS = 1 << 25
+"""Of a model that is tried before it is loaded: 128 MiB, and less than a second."""
+_TRIED_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -64,3 +73,38 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
         experts=expert_count(model),
         quantizable=sum(layer.weight.numel() for layer in quantizable(model).values()),
     )
+
+
+def foreseen_falls(model: Any) -> tuple[str, ...]:
+    """Return what the trials of engine and learner say (`models.slow.fell`) of a model without weights.
+
+    Tried is a model of the same code with seeded weights and as few layers as have every kind of layer. Nothing is said
+    of one that has more than 33 million weights even so, or that cannot be made: the run's own trial says it then.
+    """
+    said: dict[str, None] = {}
+    with warnings.catch_warnings(), torch.random.fork_rng([]), falls_told(said.setdefault):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            config = _fewest_layers(model.config)
+            with torch.device("meta"):
+                weights = sum(p.numel() for p in type(model)(config).parameters())
+            if weights <= _TRIED_WEIGHTS:
+                small = type(model)(config).eval()
+                fastest_decoder(small)
+                TokenScorer(small)
+        except Exception:  # whatever a stranger's code raises when its config is changed
+            return ()
+    return tuple(said)
+
+
+def _fewest_layers(config: Any) -> Any:
+    made = deepcopy(config)
+    text = made.get_text_config()
+    kinds = vars(text).get("layer_types") or [""] * 2
+    count = next(n for n in range(1, len(kinds) + 1) if len(set(kinds[:n])) == len(set(kinds)))
+    text.num_hidden_layers = count = min(max(2, count), text.num_hidden_layers)
+    if vars(text).get("layer_types"):
+        text.layer_types = kinds[:count]
+    text.vocab_size, text.pad_token_id = min(_TRIED_TOKENS, text.vocab_size), None
+    return made

@@ -3,8 +3,10 @@
 import inspect
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,9 +32,22 @@ _FELL = {
     "row: an update took 1.5 to 1.8 times as long as plain transformers (measured)",
 }
 
+_LISTENERS: list[Callable[[str], None]] = []
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def falls_told(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call ``listener``, one thread at a time, with the sentence of each fall in this process inside the block."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)
+
 
 def fell(way: str, name: str, **facts: Any) -> None:
-    """Warn that a trial on the loaded model gave up a faster way, with the factor.
+    """Warn that a trial on the loaded model gave up a faster way, with the factor, and tell it to `falls_told`.
 
     What is known before a model is loaded is in `slow_parts`.
 
@@ -41,7 +56,11 @@ def fell(way: str, name: str, **facts: Any) -> None:
         name: What was tried.
         **facts: What the sentence names besides.
     """
-    warnings.warn(_FELL[way].format(name=name, **facts), RuntimeWarning, stacklevel=3)
+    said = _FELL[way].format(name=name, **facts)
+    with _LOCK:
+        for listener in tuple(_LISTENERS):
+            listener(said)
+    warnings.warn(said, RuntimeWarning, stacklevel=3)
 
 
 def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: bool = True) -> Iterator[str]:

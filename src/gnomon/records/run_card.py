@@ -42,7 +42,8 @@ class Card:
         code: Commit of gnomon's source and of the working directory, each with ``dirty`` when files differ from it;
             None where there is no repository.
         source: SHA-256 of gnomon's own Python and C files, in a repository or not.
-        slow: What is computed by a slower way than there could be, with the factor.
+        slow: What is computed by a slower way than there could be, with the factor; what a trial on the loaded model
+            finds comes behind it (`write_slow`).
         native: What tells the functions in C, of a compiler for this processor, from any others; "" where there are
             none.
         foreign_code: The user's functions that it runs.
@@ -113,6 +114,14 @@ def write_card(path: Path, card: Card) -> None:
     first = _first(path)
     resumed = [] if first is None else first.get("resumed", [])
     write_json(path, own if first is None else {**first, "resumed": [*resumed, own]})
+
+
+def write_slow(path: Path, said: str) -> None:
+    """Add to the newest session of a card a slower way that a trial on the loaded model found, once."""
+    card = _first(path)
+    if card is not None and said not in (known := sessions_of(card)[-1].setdefault("slow", [])):
+        known.append(said)
+        write_json(path, card)
 
 
 def write_end(path: Path, error: Exception) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -38,12 +39,13 @@ from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import write_merged
 from gnomon.models.lora import is_adapter
+from gnomon.models.slow import falls_told
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.manifest import copy_files
 from gnomon.records.ownership import seal
-from gnomon.records.run_card import Card, questions_of, run_card, write_card, write_end
+from gnomon.records.run_card import Card, questions_of, run_card, write_card, write_end, write_slow
 from gnomon.records.sinks import check_sinks
 from gnomon.rewards.base import Sample
 from gnomon.rewards.function import UserFunction
@@ -441,7 +443,10 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                     said.add(real_path(weights.run))
                     for note in _trained_on(weights.run, asked):
                         console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
-                found.append(replace(grade_once(resolved, asked, console, weights.step), slow=slow))
+                falls: dict[str, None] = dict.fromkeys(slow)
+                with falls_told(lambda said, falls=falls: falls.setdefault(said)):
+                    graded = grade_once(resolved, asked, console, weights.step)
+                found.append(replace(graded, slow=tuple(falls)))
     return tuple(found)
 
 
@@ -578,6 +583,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         for said in card.slow:
             console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
+        stack.enter_context(falls_told(partial(write_slow, directory.card)))
         reach("start")
         stack.enter_context(stopping(stop, console.say, "the step at hand", f"gnomon resume {typed}"))
         try:
