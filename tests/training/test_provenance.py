@@ -113,6 +113,7 @@ def test_an_experiment_that_cannot_be_read_differs_in_nothing_that_is_known(tmp_
     assert other_experiment(tmp_path / "nowhere", to_toml(load("tiny").experiment)) == ""
 
 
+@pytest.mark.slow
 def test_a_slower_way_that_a_trial_finds_is_in_card_and_evaluation(tmp_path: Path):
     """A model without attention is drawn in waves: the engine's trial says so once weights are there."""
     config = MambaConfig(vocab_size=260, hidden_size=32, num_hidden_layers=1, state_size=4, eos_token_id=257)
@@ -126,5 +127,5 @@ def test_a_slower_way_that_a_trial_finds_is_in_card_and_evaluation(tmp_path: Pat
     found = [said for said in latest_session(run)["slow"] if said.startswith("no cache that rows can join")]
     assert len(found) == 1
     with pytest.warns(RuntimeWarning, match="in waves|one length"):
-        measured = evaluate(run / "checkpoints" / "step-1")
+        measured = evaluate(run)
     assert measured.slow[-1:] == tuple(found)
