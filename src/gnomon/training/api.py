@@ -443,10 +443,10 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                     said.add(real_path(weights.run))
                     for note in _trained_on(weights.run, asked):
                         console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
-                falls: dict[str, None] = dict.fromkeys(slow)
-                with falls_told(lambda said, falls=falls: falls.setdefault(said)):
+                falls = list(slow)
+                with falls_told(falls.append):
                     graded = grade_once(resolved, asked, console, weights.step)
-                found.append(replace(graded, slow=tuple(falls)))
+                found.append(replace(graded, slow=tuple(dict.fromkeys(falls))))
     return tuple(found)
 
 
