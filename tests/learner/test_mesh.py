@@ -3,9 +3,12 @@
 import asyncio
 import errno
 import os
+import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +304,56 @@ def test_a_model_waits_on_the_disk_of_its_checkpoint(monkeypatch: pytest.MonkeyP
     assert not waiting.exists()
 
 
+@contextmanager
+def a_quota(distributed: DistributedLearner, rank: int, size: int) -> Iterator[None]:
+    """Let one process write no file beyond so many bytes."""
+    pid = distributed.worker_group.members[rank].program.pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_room_for_one_share_leaves_the_checkpoint_before(
+    rank: int, distributed: DistributedLearner, batches, tmp_path: Path
+):
+    """Refused in the middle of a share: in words, the older one is the newest, and the processes go on."""
+    walk(distributed, GRPO, batches(1))
+    checkpoints = Checkpoints(tmp_path)
+
+    def save(step: int) -> None:
+        checkpoints.save(step, {"learner": distributed.lend()}, distributed.write_model)
+
+    save(1)
+    with (
+        a_quota(distributed, rank, 100_000),
+        pytest.raises(CheckpointError, match=r"checkpoint of step 2 .* cannot be written: .*File too large") as told,
+    ):
+        save(2)
+    found = checkpoints.newest()
+    assert "those before it are as they were" in str(told.value)
+    assert found is not None
+    assert (found.step, found.warnings) == (1, ())
+    save(3)
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-1", "step-3"]
+
+
+def test_a_model_that_finds_no_room_leaves_nobody_waiting(distributed: DistributedLearner, tmp_path: Path):
+    """Rank 0 is refused in the middle of a file, the others give their shares to the end, and the next one is whole."""
+    with a_quota(distributed, 0, 100_000), pytest.raises(LearnerError, match="File too large"):
+        distributed.write_model(tmp_path / "refused")
+    hashes = distributed.write_model(tmp_path / "whole")
+
+    weights = dict(distributed.snapshot().tensors())
+    loaded = dict(load_model(str(tmp_path / "whole"), torch.float32).named_parameters())
+    assert apart({name: loaded[name].detach() for name in weights}, weights) == 0.0
+    assert {path.name for path in hashes} == {"model.safetensors"}
+    assert len(hashes) == 2
+
+
 def test_other_errors_are_those_of_one_process(distributed: DistributedLearner, make_batch, batches):
     """A need that nobody can meet is refused in the same words, and the processes live on."""
     with pytest.raises(ValueError, match="needs a reference policy, but the learner was given none"):
@@ -322,3 +375,32 @@ def test_a_process_that_dies_ends_the_others(distributed: DistributedLearner, ma
         member.program.wait(5)
     with pytest.raises(LearnerError, match="go on from the newest checkpoint"):
         distributed.state()
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_while_shares_are_written_leaves_the_checkpoint_before(tmp_path: Path):
+    """Stopped as it is asked for its share, killed once the other one's is there: what is half is no checkpoint."""
+    checkpoints, failed = Checkpoints(tmp_path), list[LearnerError]()
+    with together(recipe_for(GRPO)) as two:
+        checkpoints.save(1, {"learner": two.lend()}, two.write_model)
+        lent, pid = two.lend(), two.worker_group.members[1].program.pid
+        os.kill(pid, signal.SIGSTOP)
+
+        def save() -> None:
+            try:
+                checkpoints.save(2, {"learner": lent}, two.write_model)
+            except LearnerError as error:
+                failed.append(error)
+
+        saving = threading.Thread(target=save)
+        saving.start()
+        while not list(tmp_path.glob(".tmp-2-*/state/learner/*.safetensors")):
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        saving.join(60)
+
+    found = checkpoints.newest()
+    assert "process 1 of the learner's 2 is gone: it was killed by SIGKILL" in str(failed[0])
+    assert found is not None
+    assert (found.step, found.warnings) == (1, ())
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]

@@ -31,7 +31,7 @@ POINTS = {
 }
 # What runs with an engine that has weights of its own, or a learner of several processes, pass besides: tried in
 # tests/faults/test_mid_sync.py.
-RARE = ("exchange", "collect", "model")
+RARE = ("exchange", "collect", "share", "model")
 
 
 def _train(run: Path, options: list[str], dies_at: str) -> None:

@@ -114,7 +114,11 @@ LIMITS = {
     errno.EAGAIN: "no more threads or processes can be started (ulimit -u and ulimit -v say what may be taken)",
 }
 """What an operating system refuses for want of room, by error number, and what to type."""
-_AS_TEXT = ((r"os error (\d+)", 0), ("No space left on device", errno.ENOSPC), ("can't start new thread", errno.EAGAIN))
+_AS_TEXT = (
+    (r"(?:os error |\[Errno )(\d+)", 0),
+    ("No space left on device", errno.ENOSPC),
+    ("can't start new thread", errno.EAGAIN),
+)
 
 
 def refusal_of(error: BaseException) -> OSError | None:

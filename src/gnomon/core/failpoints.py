@@ -25,6 +25,7 @@ POINTS: Mapping[str, str] = {
     "deliver": "weights were sent to the engines and not yet proved",
     "exchange": "some weights of a new version are in an engine that has its own, others are not",
     "collect": "some weights were collected from a learner of several processes, others were not",
+    "share": "a learner of several processes wrote a share of its state, which is not synced",
     "model": "a learner of several processes wrote its model, the run was not told",
     "record": "metrics of a step are written, its rollouts are not",
     "checkpoint-file": "the state of some parts is written, that of others is not",

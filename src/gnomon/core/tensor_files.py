@@ -14,7 +14,7 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -157,13 +157,40 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan]) -> str:
     """
     # Large items first, so that each lies at a multiple of its size, as the format asks.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    return write_in_order(path, dict(ordered), iter(ordered))
+
+
+def write_in_order(
+    path: Path,
+    forms: Mapping[str, Tensor | Loan],
+    tensors: Iterator[tuple[str, Tensor | Loan]],
+    metadata: Mapping[str, str] | None = None,
+) -> str:
+    """Write as `write_tensors` does, and ask for each tensor only when those before it are written.
+
+    Args:
+        forms: Shape and type of each tensor, in the order of the file; they may be on the meta device.
+        tensors: Yields at least those, in that order.
+        metadata: Texts for the file's header.
+
+    Raises:
+        CheckpointError: As `write_tensors`, or a tensor is another one than ``forms`` says.
+    """
     with _Output(path) as output:
-        output.add(np.frombuffer(_header(path, ordered), dtype=np.uint8))
-        for _, tensor in ordered:
+        output.add(np.frombuffer(_header(path, forms, metadata or {}), dtype=np.uint8))
+        for name, form in forms.items():
+            found, tensor = next(tensors)
+            if (found, tensor.shape, tensor.dtype) != (name, form.shape, form.dtype):
+                raise CheckpointError(
+                    f"{path.name}: {name} {tuple(form.shape)} {form.dtype} was to come, and {found} "
+                    f"{tuple(tensor.shape)} {tensor.dtype} came"
+                )
             if isinstance(tensor, Loan):
                 _add_lent(output, tensor)
             else:
                 output.add(_bytes(tensor))
+            # Gone before the next one is made.
+            del tensor
         return output.end()
 
 
@@ -232,10 +259,10 @@ class _Output:
         os.close(self._file)
 
 
-def _header(path: Path, tensors: list[tuple[str, Tensor | Loan]]) -> bytes:
-    entries: dict[str, Any] = {}
+def _header(path: Path, tensors: Mapping[str, Tensor | Loan], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     start = 0
-    for name, tensor in tensors:
+    for name, tensor in tensors.items():
         if name == "__metadata__":
             raise CheckpointError(f"{path.stem} has a tensor named __metadata__, which safetensors keeps for itself")
         if tensor.dtype not in _TYPES:
@@ -243,8 +270,8 @@ def _header(path: Path, tensors: list[tuple[str, Tensor | Loan]]) -> bytes:
         end = start + tensor.nbytes
         entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
-    if any(isinstance(tensor, Loan) and tensor.start is not None for _, tensor in tensors):
-        told = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors}
+    if any(isinstance(tensor, Loan) and tensor.start is not None for tensor in tensors.values()):
+        told = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors.items()}
         entries["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(told)}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _HEADER_MULTIPLE)

@@ -144,12 +144,15 @@ class SavableLearner(Learner, Protocol):
     def close(self) -> None:
         """Let go of whatever computes."""
 
-    def write_model(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> Mapping[Path, str]:
         """Write the model as a Hugging Face folder, as it computes; a critic in the folder "critic" in that one.
+
+        Returns:
+            The XXH3 of files of weights.
 
         Raises:
             NotFiniteError: A weight is not finite; nothing was written then.
         """
 
-    def model_writer(self) -> Callable[[Path], None]:
+    def model_writer(self) -> Callable[[Path], Mapping[Path, str]]:
         """Return what does `write_model` with the model as it is now, later and in any thread."""

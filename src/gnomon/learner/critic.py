@@ -1,8 +1,7 @@
 """The critic in the learner: what it expects of a batch, and one optimizer step toward what came."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,13 @@ from gnomon.core.metrics import Last, Mean, Metrics, Sum
 from gnomon.core.types import Batch, State
 from gnomon.learner.forward import Begun, ForwardRunner
 from gnomon.learner.loss import LossAccumulator
-from gnomon.learner.mesh import Mesh, copies
+from gnomon.learner.mesh import Mesh, readable
 from gnomon.learner.microbatch import move, trim
 from gnomon.learner.optimizer import Optimizer
 from gnomon.models.critic import FOLDER, critic_writer
 from gnomon.models.load import trainable
 from gnomon.models.values import ValueHead, Values, ValueScorer
+from gnomon.models.weight_files import Writer
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,17 @@ class CriticLearner:
         if not self.is_shared:
             self.optimizer.restore(state)
 
-    def writer(self) -> Callable[[Path], None]:
-        """Return what writes the critic as it is now into FOLDER/critic, in any thread; a head lies there alone.
+    def writer(self, is_copied: bool) -> Writer:
+        """Return what writes the critic into FOLDER/critic, in any thread; a head lies there alone.
 
         Not beside the policy's weights: some engines read every weight file that they find.
+
+        Args:
+            is_copied: As it is now; else as it is then, and every process calls it.
         """
-        named = [] if self.is_shared else copies(self._mesh, self._critic)
-        if self._mesh.rank > 0:
-            return lambda folder: None
-        write = critic_writer(self._critic, named)
-        return lambda folder: write(folder / FOLDER)
+        given = () if self.is_shared else readable(self._mesh, self._critic, is_copied)
+        write = critic_writer(self._critic, *given)
+        return lambda folder: write(None if folder is None else folder / FOLDER)
 
     def _cuts(
         self, minibatch: Batch, rows: Tensor, guarded: CriticFit, begun: Begun[Values] | None

@@ -221,17 +221,18 @@ class DistributedLearner:
         self._weights = None
         self._ask("undo")
 
-    def write_model(self, folder: Path) -> None:
-        """Write the model, and its critic, as `TorchLearner.write_model` does."""
+    def write_model(self, folder: Path) -> Mapping[Path, str]:
+        """Write the model, and its critic, as `TorchLearner.write_model` does: rank 0 gets one tensor at a time."""
         try:
             with self._lock:
                 room = self.worker_group.room(folder)
-                self._ask("write", folder=room)
+                hashes: Mapping[str, str] = self._ask("write", folder=room)[0]
                 self.worker_group.bring(room, folder)
         except WorkerLost as gone:
             raise self._lost(gone) from None
+        return {folder / name: digest for name, digest in hashes.items()}
 
-    def model_writer(self) -> Callable[[Path], None]:
+    def model_writer(self) -> Callable[[Path], Mapping[Path, str]]:
         """Return what moves the model into a folder; it is written to the disk before this returns.
 
         Raises:
@@ -241,7 +242,7 @@ class DistributedLearner:
         place.mkdir(parents=True, exist_ok=True)
         copy = Path(tempfile.mkdtemp(dir=place))
         try:
-            self.write_model(copy)
+            hashes = self.write_model(copy)
         except BaseException as error:
             shutil.rmtree(copy, ignore_errors=True)
             refused = refusal_of(error) if isinstance(error, LearnerError) else None
@@ -250,10 +251,11 @@ class DistributedLearner:
                 raise OSError(errno.ENOSPC, f"{what}: {error}; make room, then `gnomon resume`") from error
             raise
 
-        def move(folder: Path) -> None:
+        def move(folder: Path) -> Mapping[Path, str]:
             for path in copy.iterdir():
                 shutil.move(path, folder / path.name)
             copy.rmdir()
+            return {folder / path.relative_to(copy): digest for path, digest in hashes.items()}
 
         return move
 

@@ -25,7 +25,7 @@ from gnomon.learner.critic import CriticFit, CriticLearner, head_of, scorer_of
 from gnomon.learner.forward import Begun, ForwardRunner, Prefetched, measure_routing, scorer_on
 from gnomon.learner.frozen import FrozenWeights
 from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
-from gnomon.learner.mesh import copies, here
+from gnomon.learner.mesh import here, readable
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.reference import ReferenceModels, ReferenceScorer
 from gnomon.learner.sections import LearnerConfig
@@ -34,6 +34,7 @@ from gnomon.models.logprobs import TokenScores
 from gnomon.models.lora import ADAPTER_FOLDER, adapter_writer, snapshot_of
 from gnomon.models.quantized import layers_of
 from gnomon.models.routing import can_record
+from gnomon.models.weight_files import Writer
 
 T = TypeVar("T")
 
@@ -242,19 +243,25 @@ class TorchLearner:
         """End its thread."""
         self._thread.shutdown(wait=False)
 
-    def write_model(self, folder: Path) -> None:
+    def write_model(self, folder: Path | None) -> Mapping[Path, str]:
         """Write the model as a Hugging Face folder, adapters merged, in the precision that it computes in.
 
         Adapters come with it as they are, in peft's form, in the folder "adapter" in that one.
 
         A critic comes with it, in the folder "critic" in that one: a model, or the head of one on the model's trunk.
 
+        Args:
+            folder: None in all processes but one: each gives its share of a tensor after the other.
+
+        Returns:
+            The XXH3 of files of weights.
+
         Raises:
             NotFiniteError: A weight is not finite; nothing was written then.
         """
-        self.model_writer(is_copied=False)(folder)
+        return self.model_writer(is_copied=False)(folder)
 
-    def model_writer(self, is_copied: bool = True) -> Callable[[Path], None]:
+    def model_writer(self, is_copied: bool = True) -> Writer:
         """Return what does `write_model` in any thread; ``is_copied``: the model as it is now, else as it is then.
 
         Raises:
@@ -262,23 +269,23 @@ class TorchLearner:
         """
         for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
             optimizer.check_finite()
-        # What is made of adapters or of few bits would be a second model on a GPU.
-        is_on_host = next(self._model.parameters()).device.type == "cpu"
-        is_lent = self._mesh.is_whole and not is_copied and is_on_host
-        tensors = list(self.snapshot().tensors()) if is_lent else copies(self._mesh, self._model)
-        critic = None if self._critic is None else self._critic.writer()
+        forms, read = readable(self._mesh, self._model, is_copied)
+        write = model_writer(forms, self._model.config, self._model.generation_config, read)
+        critic = None if self._critic is None else self._critic.writer(is_copied)
         adapters = self._optimizer.masters.wholes(lambda name: "lora_" in name)
-        if self._mesh.rank > 0:
-            return lambda folder: None
-        write = model_writer(tensors, self._model.config, self._model.generation_config)
         write_adapter = adapter_writer(self._model, adapters) if adapters else None
 
-        def write_all(folder: Path) -> None:
-            write(folder)
-            if write_adapter is not None:
-                write_adapter(folder / ADAPTER_FOLDER)
-            if critic is not None:
-                critic(folder)
+        def write_all(folder: Path | None) -> Mapping[Path, str]:
+            critics: Mapping[Path, str] = {}
+            try:
+                hashes = write(folder)
+                if write_adapter is not None and folder is not None:
+                    write_adapter(folder / ADAPTER_FOLDER)
+            finally:
+                # Whatever met this process: the others read to the end.
+                if critic is not None:
+                    critics = critic(folder)
+            return {**hashes, **critics}
 
         return write_all
 

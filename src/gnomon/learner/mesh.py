@@ -9,8 +9,9 @@ A process is on one mesh, as torch.distributed has one default group: `join` ent
 
 import datetime
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -22,10 +23,12 @@ from torch.distributed.tensor import DTensor
 from gnomon.core.errors import NotFiniteError
 from gnomon.core.types import Adapted
 from gnomon.models.contexts import has_adapters, layers_of, with_weights, without_adapters
-from gnomon.models.lora import parts, plain_name, whole
+from gnomon.models.lora import parts, plain_name, sources, whole
+from gnomon.models.weight_files import Read
 
 T = TypeVar("T")
 
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 ELSEWHERE = "in another process of the learner"
 
 PATIENCE = datetime.timedelta(minutes=10)
@@ -84,8 +87,11 @@ class Mesh(Protocol):
     def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
         """Return the length of the whole gradient, of its parts here."""
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
+    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield names and whole weights as the model computes with them (`lora.parts`); read each before the next."""
+
+    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
+        """Return the type in which a weight of ``model`` is published that is held in ``held``."""
 
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Return the block in which the model computes with a snapshot's ``tensors``; see `modes.with_weights`."""
@@ -140,9 +146,14 @@ class SingleProcess:
         """Return the length of all of them together."""
         return torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
+    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield the live tensors, nothing copied."""
-        return parts(model)
+        return parts(model, names)
+
+    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
+        """Return its own."""
+        found: torch.dtype = held.dtype
+        return found
 
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Point at them, and back."""
@@ -172,6 +183,7 @@ class ShardedMesh:
         self.device: torch.device | None = device
         self._is_offloaded = is_offloaded
         self._roots: dict[nn.Module, nn.Module] = {}
+        self._kinds: dict[nn.Module, torch.dtype | None] = {}
         if device.type == "cuda":
             torch.cuda.set_device(device)
         distributed.init_process_group(
@@ -210,7 +222,7 @@ class ShardedMesh:
             )
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
-        self._roots[model] = root
+        self._roots[model], self._kinds[model] = root, precision
 
     def run(self, model: nn.Module, work: Callable[[], T]) -> T:
         """Call ``work`` within the root's forward pass, where weights outside of the layers are gathered too."""
@@ -255,13 +267,8 @@ class ShardedMesh:
 
     def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
         """Return the parts of all, put together."""
-        if isinstance(parameter, DTensor):
-            shape, stride = parameter.shape, parameter.stride()
-            parted = DTensor.from_local(
-                own.detach(), parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
-            )
-            own = parted.full_tensor()
-        return own.detach().to("cpu", copy=True) if self.rank == 0 else torch.empty(0)
+        found = self._joined(parameter, own.detach())
+        return found.to("cpu", copy=found is own) if self.rank == 0 else torch.empty(0)
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the local part of the sum; sum it where the parameter is whole."""
@@ -277,16 +284,49 @@ class ShardedMesh:
         squares = self.total(_square(parted)) + _square(whole)
         return squares.sqrt().float()
 
-    def published(self, model: nn.Module) -> Iterator[tuple[str, Tensor | Adapted]]:
-        """Yield group by group: so much is whole at a time."""
+    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
+        """Yield them one by one: so much is whole at a time, and the layer where adapters of experts are folded."""
+        found = sources(model)
+        for name in found if names is None else names:
+            if found[name].is_folded:
+                with _gathered(self._group(model, name)):
+                    yield name, sources(model)[name].read()
+                continue
+            weight = found[name].read()
+            if isinstance(weight, Adapted):
+                base, up, down = (
+                    self._joined(part, self._cast(model, part)) for part in (weight.base, weight.up, weight.down)
+                )
+                yield name, replace(weight, base=base, up=up, down=down)
+                del base, up, down
+            else:
+                yield name, self._joined(weight, self._cast(model, weight))
+
+    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
+        """Return what FSDP gathers it in."""
+        precision, own = self._kinds[model], held.dtype
+        found: torch.dtype = own if precision is None or not isinstance(held, DTensor) else precision
+        return found
+
+    def _cast(self, model: nn.Module, held: Tensor) -> Tensor:
+        return _local(held).to(self.kind(model, held))
+
+    def _group(self, model: nn.Module, name: str) -> nn.Module:
+        """Return what is gathered together with a weight."""
         marked = {id(layer) for layer in layers_of(model)}
-        layers = {name: module for name, module in model.named_modules() if id(module) in marked}
-        for name, layer in layers.items():
-            with _gathered(layer):
-                yield from ((f"{plain_name(name)}.{own}", weight) for own, weight in parts(layer))
-        inside = tuple(f"{plain_name(name)}." for name in layers)
-        with _gathered(self._roots[model]):
-            yield from parts(model, lambda name: not name.startswith(inside))
+        named = ((plain_name(n), module) for n, module in model.named_modules() if id(module) in marked)
+        return next((module for layer, module in named if name.startswith(f"{layer}.")), self._roots[model])
+
+    def _joined(self, like: Tensor, own: Tensor) -> Tensor:
+        """Return the whole of what is parted as ``like``, of which ``own`` is here; itself where it is whole."""
+        if not isinstance(like, DTensor):
+            return own
+        count = -(-like.shape[0] // self.size)
+        mine = own.to(self.device)
+        mine = torch.cat([mine, mine.new_zeros(count - len(mine), *like.shape[1:])]) if len(mine) < count else mine
+        found = mine.new_empty(self.size * count, *like.shape[1:])
+        _gather(found, mine.contiguous())
+        return found[: like.shape[0]]
 
     @contextmanager
     def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
@@ -375,13 +415,17 @@ def agree(mesh: Mesh, fault: str) -> None:
         raise NotFiniteError(fault or f"a number is not finite {ELSEWHERE}; no weight was changed")
 
 
-def copies(mesh: Mesh, model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return copies, on the CPU, of what ``mesh`` publishes of a model, merged: all in rank 0, none elsewhere."""
-    found = []
-    for name, tensor in whole(mesh.published(model)):
-        if mesh.rank == 0:
-            found.append((name, tensor.detach().to("cpu", copy=True)))
-    return found
+def readable(mesh: Mesh, model: nn.Module, is_copied: bool) -> tuple[Mapping[str, Tensor], Read | None]:
+    """Return the weights that ``mesh`` publishes of a model, merged, for `write_folder`: their forms, and how to read.
+
+    Args:
+        is_copied: They are copied to the CPU now, and are their own forms; else every process has to read.
+    """
+    if is_copied:
+        return {n: t.detach().to("cpu", copy=True) for n, t in whole(mesh.published(model))}, None
+    held = {name: source.held for name, source in sources(model).items()}
+    forms = {n: torch.empty(h.shape, dtype=mesh.kind(model, h), device="meta") for n, h in held.items()}
+    return forms, lambda names: whole(mesh.published(model, names))
 
 
 @contextmanager

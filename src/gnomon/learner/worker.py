@@ -123,9 +123,11 @@ class LearnerWorker:
     def _undo(self) -> None:
         self.learner.undo()
 
-    def _write(self, folder: str) -> None:
-        self.learner.write_model(Path(folder))
+    def _write(self, folder: str) -> Any:
+        place = Path(folder)
+        written = self.learner.write_model(place if mesh.here().rank == 0 else None)
         reach("model")
+        return {str(path.relative_to(place)): digest for path, digest in written.items()}
 
     def _in_first(self, value: Any) -> Any:
         return value if mesh.here().rank == 0 else None
@@ -133,6 +135,7 @@ class LearnerWorker:
 
 def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
     found = write_tensors(path, tensors)
+    reach("share")
     sync_file(path)
     return [str(path), found]
 

@@ -1,7 +1,7 @@
 """A separate value model: from the run's model or a folder, and back to a folder."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from gnomon.models.load import TINY, load_model, merged_tensors, model_config, m
 from gnomon.models.tiny import tiny_model
 from gnomon.models.token_strings import parsed, untrusted
 from gnomon.models.values import ValueHead
+from gnomon.models.weight_files import Read, Writer, folder_writer
 from gnomon.models.weights_check import (
     Fit,
     check_number_kinds,
     check_numbers,
     check_quantized,
     headers,
-    no_bars,
     no_report,
     refuse,
 )
@@ -138,39 +138,41 @@ def write_critic(critic: nn.Module, folder: Path) -> None:
     critic_writer(critic)(folder)
 
 
-def critic_writer(critic: nn.Module, named: Iterable[tuple[str, Tensor]] = ()) -> Callable[[Path], None]:
-    """Return a function that writes the value model's current weights, copied to the CPU, from any thread.
+def critic_writer(critic: nn.Module, forms: Mapping[str, Tensor] | None = None, read: Read | None = None) -> Writer:
+    """Return a function that writes a value model, from any thread; see `folder_writer`.
 
     Args:
         critic: The value model.
-        named: Full copies of its weights, if the module holds shards.
+        forms, read: Of its weights; None are those it has now, copied to the CPU. A head alone is always copied.
     """
     if isinstance(critic, ValueHead):
         weight = _copied(critic.weight)
         return lambda folder: _write_head(weight, folder)
-    state = dict(named) or {name: _copied(tensor) for name, tensor in merged_tensors(critic)}
-    if isinstance(critic, CausalCritic):
-        head, start = state["score.weight"], "model."
-        tensors = [(name.removeprefix(start), tensor) for name, tensor in state.items() if name.startswith(start)]
-        write_model = model_writer(tensors, critic.config, critic.model.generation_config)
+    given = forms or {name: _copied(tensor) for name, tensor in merged_tensors(critic)}
+    if not isinstance(critic, CausalCritic):
+        return folder_writer(critic, given, read)
+    start = "model."
+    own = {name.removeprefix(start): form for name, form in given.items() if name.startswith(start)}
 
-        def write_both(folder: Path) -> None:
-            write_model(folder)
-            _write_head(head, folder)
+    def backbone(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        assert read is not None, "else the forms are read"
+        pairs = read([f"{start}{name}" for name in names])
+        return ((pair[0].removeprefix(start), pair[1]) for pair in pairs)
 
-        return write_both
-    network: Any = critic
+    write_model = model_writer(own, critic.config, critic.model.generation_config, None if read is None else backbone)
+    head = dict(read(["score.weight"]))["score.weight"] if read is not None else given["score.weight"]
 
-    def write(folder: Path) -> None:
-        with no_bars():
-            network.save_pretrained(folder, state_dict=dict(state))
+    def write_both(folder: Path | None) -> Mapping[Path, str]:
+        return {**write_model(folder), **_write_head(head, folder)}
 
-    return write
+    return write_both
 
 
-def _write_head(weight: Tensor, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({"score.weight": weight}, folder / HEAD_FILE)
+def _write_head(weight: Tensor, folder: Path | None) -> Mapping[Path, str]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"score.weight": weight}, folder / HEAD_FILE)
+    return {}
 
 
 def _copied(tensor: Tensor) -> Tensor:

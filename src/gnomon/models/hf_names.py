@@ -13,6 +13,7 @@ from gnomon.models import default
 from gnomon.models.load import model_config
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TINY_MODELS, save_tiny, tiny_model
+from gnomon.models.weight_files import spell
 
 
 class HfNames:
@@ -61,8 +62,6 @@ class HfNames:
         Raises:
             ModelError: Naming every missing, unknown or wrongly shaped weight.
         """
-        from transformers.core_model_loading import revert_weight_conversion
-
         given = dict(tensors)
         missing, extra = sorted(self.shapes.keys() - given.keys()), sorted(given.keys() - self.shapes.keys())
         if missing or extra:
@@ -70,8 +69,7 @@ class HfNames:
         wrong = [f"{n} {tuple(given[n].shape)} for {tuple(s)}" for n, s in self.shapes.items() if given[n].shape != s]
         if wrong:
             raise ModelError(f"these are not the model's weights: shapes {', '.join(wrong)}")
-        spelled: dict[str, Tensor] = revert_weight_conversion(self._empty, given)
-        return spelled
+        return spell(self._empty, given)
 
 
 def as_folder(model: str, spare: Path) -> str:

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -19,6 +19,7 @@ from gnomon.models.quantized import quantize
 from gnomon.models.tiny import TINY, TINY_MODELS, TINY_SUMS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
+from gnomon.models.weight_files import Read, Writer, folder_writer
 from gnomon.models.weights_check import (
     FILES,
     Fit,
@@ -30,7 +31,6 @@ from gnomon.models.weights_check import (
     check_quantized,
     contradiction,
     headers,
-    no_bars,
     no_report,
     refuse,
     weight_files,
@@ -219,7 +219,7 @@ def write_model(
     Raises:
         ModelError: If a weight is missing, or unknown to the config's architecture.
     """
-    model_writer(tensors, config, generation_config)(folder)
+    model_writer(dict(tensors), config, generation_config)(folder)
 
 
 def write_merged(adapter: Path, folder: Path) -> None:
@@ -239,35 +239,32 @@ def write_merged(adapter: Path, folder: Path) -> None:
 
 
 def model_writer(
-    tensors: Iterable[tuple[str, Tensor]], config: Any, generation_config: Any = None
-) -> Callable[[Path], None]:
+    forms: Mapping[str, Tensor], config: Any, generation_config: Any = None, read: Read | None = None
+) -> Writer:
     """Return a function that does `write_model` in a folder, from any thread.
 
-    Process-wide settings of torch are changed and restored before this returns. Arguments and errors are those of
-    `write_model`; tensors on the CPU are not copied.
+    Process-wide settings of torch are changed and restored before this returns. Errors are those of `write_model`.
+
+    Args:
+        forms, read: See `folder_writer`.
+        config, generation_config: See `write_model`.
     """
     from transformers import AutoModelForCausalLM
 
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
     written, generation = copy.deepcopy(config), copy.deepcopy(generation_config)
     if generation is not None:
         moved(written, generation)
-    written.dtype = next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())
+    written.dtype = next(tensor.dtype for tensor in forms.values() if tensor.is_floating_point())
     with torch.device("meta"):
         # An empty model knows its tied weights, and how its names are spelled on disk.
         empty: Any = AutoModelForCausalLM.from_config(written)
     named = {name for name, _ in merged_tensors(empty)}
-    if named != set(state):
-        missing, extra = sorted(named - set(state)), sorted(set(state) - named)
+    if named != set(forms):
+        missing, extra = sorted(named - set(forms)), sorted(set(forms) - named)
         raise ModelError(f"these are not the weights of {type(empty).__name__}: missing {missing}, unknown {extra}")
     if generation is not None:
         empty.generation_config = savable(generation)[0]
-
-    def write(folder: Path) -> None:
-        with no_bars():
-            empty.save_pretrained(folder, state_dict=dict(state))
-
-    return write
+    return folder_writer(empty, forms, read)
 
 
 def model_config(name: str, trust_remote_code: bool = False) -> Any:

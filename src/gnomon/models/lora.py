@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -68,9 +69,13 @@ def merged(weight: Adapted) -> Tensor:
 
 
 def whole(named: Iterable[tuple[str, Tensor | Adapted]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight as a tensor."""
-    for name, weight in named:
-        yield name, merged(weight) if isinstance(weight, Adapted) else weight
+    """Yield every weight as a tensor, and keep none of them meanwhile."""
+    return map(_merged_pair, named)
+
+
+def _merged_pair(pair: tuple[str, Tensor | Adapted]) -> tuple[str, Tensor]:
+    name, weight = pair
+    return name, merged(weight) if isinstance(weight, Adapted) else weight
 
 
 def snapshot_of(version: int, parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]]) -> Snapshot:
@@ -477,39 +482,64 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def merged_tensors(
-    model: nn.Module, is_wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged; see `parts`.
 
     A merged weight is W + scale * B A computed in float32 and given in W's precision (`merging.merged`).
     """
-    return whole(parts(model, is_wanted))
+    return whole(parts(model))
 
 
-def parts(
-    model: nn.Module, is_wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Tensor | Adapted]]:
+def parts(model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
     """Yield weights in the names of the plain Hugging Face model, those with an adapter not merged yet.
 
     A weight without adapter is the live tensor itself, nothing copied; one of experts, whose adapters peft folds, comes
     merged. Weights that share memory (a tied head) come once, under the first name. Buffers that belong to the model's
-    state come too. Quantized weights come dequantized. Of names that are not wanted nothing is computed.
+    state come too. Quantized weights come dequantized.
+
+    Args:
+        names: Which, in this order; None is all.
     """
+    found = sources(model)
+    for name in found if names is None else names:
+        yield name, found[name].read()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a weight of `parts` comes from.
+
+    Attributes:
+        held: Has its shape and type: a parameter, a buffer or a quantized layer.
+        read: Returns the weight.
+        is_folded: Whether it is computed from adapters of stacked experts.
+    """
+
+    held: Any
+    read: Callable[[], Tensor | Adapted]
+    is_folded: bool = False
+
+
+def sources(model: nn.Module) -> dict[str, Source]:
+    """Return where each weight of `parts` comes from; nothing is computed."""
     adapted = {_adapted_name(n, module): module for n, module in model.named_modules() if _has_adapter(module)}
+    found: dict[str, Source] = {}
+
+    def add(name: str, held: Any, read: Callable[[], Tensor]) -> None:
+        layer = adapted.get(name)
+        of_layer = read if layer is None else lambda: _adapted(layer, read())
+        found[name] = Source(held, of_layer, hasattr(layer, "parameter_name"))
+
     for name, parameter in model.named_parameters():
-        plain = plain_name(name)
-        if "lora_" in name or not is_wanted(plain):
-            continue
-        yield plain, _adapted(adapted[plain], parameter) if plain in adapted else parameter.detach()
+        if "lora_" not in name:
+            add(plain_name(name), parameter, parameter.detach)
     for name, layer in layers_of(model):
-        plain = f"{plain_name(name)}.weight"
-        if is_wanted(plain):
-            yield plain, _adapted(adapted[plain], layer.weight) if plain in adapted else layer.weight
+        add(f"{plain_name(name)}.weight", layer, partial(getattr, layer, "weight"))
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
-        if name in kept and is_wanted(plain_name(name)):
-            yield plain_name(name), buffer
+        if name in kept:
+            add(plain_name(name), buffer, buffer.detach)
+    return found
 
 
 def plain_name(name: str) -> str:

@@ -73,7 +73,7 @@ class Checkpoints:
         self,
         step: int,
         parts: Mapping[str, State],
-        model_files: Callable[[Path], None],
+        model_files: Callable[[Path], Mapping[Path, str] | None],
         is_best: bool = False,
         model_bytes: int = 0,
     ) -> Path:
@@ -81,7 +81,7 @@ class Checkpoints:
 
         Args:
             parts: Each becomes ``state/PART.safetensors`` and ``state/PART.json``, see `write_states`.
-            model_files: Writes the model into the folder that it is given.
+            model_files: Writes the model into the folder that it is given; returns the XXH3 of files that it knows.
             is_best: Whether this checkpoint is kept until a better one comes.
             model_bytes: Approximate size of the model's files, in bytes.
 
@@ -99,7 +99,7 @@ class Checkpoints:
         try:
             hidden.mkdir()
             hashes = write_states(hidden / "state", parts)
-            model_files(hidden)
+            hashes |= model_files(hidden) or {}
             sync_tree(hidden)
             reach("checkpoint-manifest")
             write_manifest(hidden, step, hashes)

@@ -126,9 +126,8 @@ class Saver:
         return True
 
 
-def _write(writers: Iterable[Callable[[Path], None]], folder: Path) -> None:
-    for write in writers:
-        write(folder)
+def _write(writers: Iterable[Callable[[Path], Mapping[Path, str] | None]], folder: Path) -> Mapping[Path, str]:
+    return {path: digest for write in writers for path, digest in (write(folder) or {}).items()}
 
 
 def parts_of(learner: SavableLearner, chosen: PromptChoice, stream: RolloutScheduler, seed: int) -> dict[str, Stateful]:
