@@ -29,6 +29,26 @@ class Drawn:
     current: Tensor
     cuts: list[list[int]]
 
+    def of(self, algorithm: Algorithm) -> "Drawn":
+        """Return the draw as answers that the algorithm's dataset would have given; itself where a policy samples.
+
+        Pairs of rows are one group: a chosen and a rejected answer, in either order and one at the end maybe alone, or
+        a labelled answer and one without a reward, whose tokens count.
+        """
+        rows, columns = torch.arange(len(self.batch)), torch.arange(self.batch.width)
+        is_first = rows % 2 == 0
+        if algorithm.samples == "pairs":
+            rewards = (is_first ^ (rows // 2 % 2 == 0)).double()
+            return replace(self, batch=self.batch.with_fields(group=rows // 2, rewards=rewards))
+        if algorithm.samples == "labels":
+            answered = columns < (self.batch.lengths - self.batch.prompt_lengths)[:, None]
+            mask = torch.where(self.batch.is_graded[:, None], self.batch.mask, answered)
+            rewards = torch.where(self.batch.rewards > 0, 1.0, -1.0).double() * is_first
+            return replace(
+                self, batch=self.batch.with_fields(group=rows // 2, rewards=rewards, is_graded=is_first, mask=mask)
+            )
+        return self
+
 
 @st.composite
 def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Drawn:

@@ -85,8 +85,8 @@ def loss_and_gradient(
     """Return the loss of one optimizer step and d loss / d current Float[B T], summed over ``cuts`` of its rows.
 
     Args:
-        minibatch: A prepared minibatch without weights. The entropy that pieces see is -current / 2, so that its
-        gradient counts too.
+        minibatch: A prepared minibatch without weights. The entropy that pieces see is -current / 2, and the KL over
+            whole distributions, where the algorithm reads one, -current / 3, so that their gradients count too.
     """
     weighed = algorithm.weigh(minibatch)
     statistics = algorithm.statistics(current, weighed, -current / 2)
@@ -94,7 +94,7 @@ def loss_and_gradient(
     for rows in [range(len(weighed))] if cuts is None else cuts:
         where = torch.tensor(list(rows), dtype=torch.long)
         leaf = current.detach()[where].requires_grad_()
-        loss = algorithm.loss(leaf, -leaf / 2, weighed.rows(where), statistics)
+        loss = algorithm.loss(leaf, -leaf / 2, weighed.rows(where), statistics, -leaf / 3)
         (slope,) = torch.autograd.grad(loss.total, leaf)
         total += float(loss.total.detach())
         gradient[where] = slope

@@ -415,7 +415,7 @@ class PreferenceLoss:
         loss = self._of(moving)
         # Each answer has its own half of the gradient, and the mean is over both.
         loss = 2 * loss - loss.detach()
-        weight = mask / mask.sum(1, keepdim=True).clamp(min=1)
+        weight = mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         rows = float(weight.sum())
         measured = {
             "loss/clipped_fraction": fraction(torch.zeros_like(mask), mask),
@@ -472,7 +472,7 @@ class ProspectLoss:
         side = view.advantages.sign()
         weight = torch.where(side > 0, self.desired, self.undesired) * labelled * rows / max(count, 1.0)
         loss = weight * (1 - torch.sigmoid(side * self.beta * (view.log_ratio - kl)))
-        share = mask * labelled / mask.sum(1, keepdim=True).clamp(min=1)
+        share = (mask * labelled).double() / mask.sum(1, keepdim=True).clamp(min=1)
 
         def mean(chosen: Tensor) -> Mean:
             return Mean(float((share * chosen * view.log_ratio.detach()).sum()), float((share * chosen).sum()))
