@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.tasks.verifiers_env import INSTALL
+from gnomon.tasks.environment import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +34,7 @@ def test_pins_agree():
     assert {name: own[name] for name in own if general.get(name, own[name]) != own[name]} == {}
 
 
-def test_environments_are_of_the_version_that_they_were_written_for():
+@pytest.mark.parametrize("package", PACKAGES)
+def test_environments_are_of_the_version_that_they_were_written_for(package: str):
     """Without the package its tests are left out unnoticed; and what a user is told to install is what is tested."""
-    assert f"pip install verifiers=={version('verifiers')}" == INSTALL
+    assert version(package) == PACKAGES[package][1]

@@ -6,6 +6,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,50 @@ def test_votes_that_differ_too_much_are_an_error():
     assert found == "the judge's votes are 1.00, 0.20: they differ by 0.80, more than max_disagreement = 0.5"
 
 
+def test_a_group_is_graded_side_by_side_in_balanced_orders():
+    """A judge by content ranks alike in all orders; one by position alone gives all answers the same mean, 0.5."""
+
+    def answers(body: dict[str, Any]) -> list[str]:
+        return list(json.loads(body["messages"][1]["content"].splitlines()[1])["answers"].values())
+
+    with endpoint(lambda body, _: said(json.dumps({"grades": [[int(a), 10] for a in answers(body)]}))) as at:
+        found = asked(judge(at, over="group", votes=4, criterion_weights=(3.0, 1.0)), "2", "10", "2", "0")
+        assert [each[""] for each in found] == pytest.approx([0.4, 1.0, 0.4, 0.25])
+        assert [each["_agreement"] for each in found] == [1.0] * 4
+        assert sorted(map(answers, at.asked)) == sorted(
+            [["2", "10", "0"], ["0", "10", "2"], ["10", "0", "2"], ["2", "0", "10"]]
+        )
+        assert sum(each["_tokens"] for each in found) == 4 * 110.0
+    with endpoint(lambda body, _: said(json.dumps({"grades": [[10 - 5 * n, 10 - 5 * n] for n in range(3)]}))) as at:
+        found = asked(judge(at, over="group", votes=2, max_disagreement=1.0), "a", "b", "c")
+        assert [each[""] for each in found] == [0.5] * 3
+        first, middle, last = asked(judge(at, over="group", votes=2), "a", "b", "c")
+        assert first == "the judge's votes are 1.00, 0.00: they differ by 1.00, more than max_disagreement = 0.5"
+        assert last == first.replace("1.00, 0.00", "0.00, 1.00")
+        assert middle[""] == 0.5
+
+
+@pytest.mark.parametrize("grades", [[[1, 1]], [[1, 1], [1]], [1, 1], [[1, 1], [1, 11]], [[1, 1], [1, 1], [1, 1]], {}])
+def test_grades_of_a_group_are_a_list_for_each_answer(grades: Any):
+    """Anything else is asked for again, and after all attempts no answer of the group has a grade."""
+    with endpoint(lambda *_: said(json.dumps({"grades": grades}))) as at:
+        found = asked(judge(at, over="group", votes=2, attempts=2), "2", "3")
+
+    assert len(at.asked) >= 2
+    assert len(set(found)) == 1
+    assert "2 lists of 2 numbers from 0 to 10 were asked for" in found[0]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("votes", [2, 4, 6, 16])
+def test_every_answer_stands_in_the_middle_on_average(count: int, votes: int):
+    """Over the votes the mean position of each answer is (count - 1) / 2."""
+    settings = RubricJudge("http://localhost/v1", "m", CRITERIA, over="group", votes=votes)
+    places = [[settings.order(count, vote).index(answer) for vote in range(votes)] for answer in range(count)]
+
+    assert {sum(each) / votes for each in places} == {(count - 1) / 2}
+
+
 @pytest.mark.parametrize("text", [each["text"] for each in INJECTIONS], ids=[each["name"] for each in INJECTIONS])
 def test_a_judged_text_cannot_end_its_quotation(text: str):
     """What is sent is three lines: the mark, one object that gives the text back, the mark; the rules do not change."""
@@ -113,7 +158,9 @@ def test_a_judged_text_cannot_end_its_quotation(text: str):
     assert first not in text
     assert json.loads(line) == {"question": text, "answer": text}
     assert json.loads(chat["content"].splitlines()[1]) == {"question": {"1": said[0]}, "answer": {"1": said[0]}}
-    assert not set("<>[]|`") & set(line + chat["content"])
+    _, compared = replace(settings, over="group", votes=2).messages(Sample(text, text), Sample(text, "2"))
+    assert json.loads(compared["content"].splitlines()[1]) == {"question": text, "answers": {"1": text, "2": "2"}}
+    assert not set("<>[]|`") & set(line + chat["content"] + compared["content"])
     assert line.isascii()
     mark = plain_user["content"].split("\n")[0]
     assert system["content"].replace(first, mark) == plain_system["content"]
@@ -210,6 +257,7 @@ def test_settings_that_cannot_be_meant_are_refused():
     for changes, why in (
         ({"url": "http://me:secret@host/v1"}, "url"), ({"url": "ftp://host"}, "url"), ({"criteria": ()}, "criteria"),
         ({"criterion_weights": (1.0,)}, "criterion_weights"), ({"max_disagreement": 2.0}, "max_disagreement"),
+        ({"over": "group"}, "even with over"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=why):
             RubricJudge(**{"url": "http://host/v1", "judge": "m", "criteria": CRITERIA, **changes})

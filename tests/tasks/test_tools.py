@@ -9,7 +9,7 @@ import pytest
 from gnomon.core.errors import ConfigError, RewardError
 from gnomon.rewards.sandbox.base import Outcome
 from gnomon.tasks.env_server import LONGEST_REPLY, EnvServer
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.environment import PACKAGES, EnvironmentConfig
 from gnomon.tasks.python_tool import LONGEST_OUTPUT, shown
 from gnomon.tasks.tools import ToolCall, describe_tools, find_calls, misfit, schema_of
 
@@ -250,7 +250,10 @@ def test_an_environment_of_ones_own_gets_what_it_names(mine: str):
         ({"kind": "tools"}, ConfigError, 'kind = "tools" needs tools'),
         ({"use": "Own"}, ConfigError, "'Own' is named as path.py:name"),
         ({"use": "a:B", "max_turns": 0}, ConfigError, "environment.max_turns must be at least 1, got 0"),
-        ({"kind": "verifiers", "use": "x"}, ConfigError, "pip install verifiers==0.1.9"),
+        *(
+            ({"kind": kind, "use": "x"}, ConfigError, f"pip install {kind}=={tested}")
+            for kind, (_, tested) in PACKAGES.items()
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_asked(

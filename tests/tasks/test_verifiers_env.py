@@ -1,4 +1,4 @@
-"""Environments of the verifiers package, where it is installed (`prime.INSTALL`): its loop, our answers."""
+"""Environments of the verifiers package, where it is installed (`environment.PACKAGES`): its loop, our answers."""
 
 from pathlib import Path
 from typing import Any

@@ -27,7 +27,7 @@ from gnomon.training.build_engines import (
     serve,
     serve_alone,
 )
-from gnomon.training.checks import check_serving
+from gnomon.training.checks import check_room, check_serving, check_settings
 from gnomon.training.resolve import Resolved
 
 TINY = ("rollouts_per_step=8", "algorithm.num_generations=2", "task.size=40", "grading.workers=1", "device=cpu")
@@ -92,6 +92,16 @@ def test_engines_that_cannot_be_meant_are_refused(overrides: tuple[str, ...], me
     """Before anything is loaded, with what to set instead."""
     with pytest.raises(ConfigError, match=message):
         check_serving(tiny(*overrides))
+
+
+def test_more_learner_processes_than_memory_holds_are_refused():
+    """A hundred thousand would stop the machine while they start; one, or an unknown memory, refuses nothing."""
+    with pytest.raises(ConfigError, match=r"learner.processes = 100000 needs 60,000.0 GiB for libraries alone"):
+        check_settings(tiny("learner.processes=100000"))
+    with pytest.raises(ConfigError, match=r"3.0 GiB are free; set learner.processes = 5$"):
+        check_room(6, 3 * 2**30)
+    for processes, free in ((5, 3 * 2**30), (1, 0), (100_000, None)):
+        check_room(processes, free)
 
 
 def test_prompts_of_later_steps_count_as_on_their_way():

@@ -176,6 +176,8 @@ class EngineConfig:
             "" is the present interpreter.
         tensor_parallel: For "vllm": number of GPUs (processes on a CPU) of one machine that hold the model of one
             engine together, a part of each layer each. It must divide the number of attention heads.
+        draws: For "vllm": "keyed" draws by gnomon's rule, with tokens equal to those of every engine; "vllm" is vLLM's
+            own sampler, on its newest model runner and with asynchronous scheduling where the installed vLLM has them.
         settings: Keyword arguments of an engine of your own.
 
     Raises:
@@ -191,6 +193,7 @@ class EngineConfig:
     server: str = ""
     python: str = ""
     tensor_parallel: int = 1
+    draws: Literal["keyed", "vllm"] = "keyed"
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -210,6 +213,8 @@ class EngineConfig:
         check_no_secret(self.settings)
         if self.kind != "vllm" and (self.server or self.python):
             raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
+        if self.kind != "vllm" and self.draws != "keyed":
+            raise ConfigError('engine.draws = "vllm" is vLLM\'s sampler; set engine.kind = "vllm", or leave it out')
         if self.tensor_parallel > 1 and self.kind != "vllm":
             who = f"'{self.kind}'" if self.is_own else "gnomon's own engine"
             raise ConfigError(

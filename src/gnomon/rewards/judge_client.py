@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,32 +97,48 @@ class JudgeClient(Scorer):
             RewardError: If the judge cannot be asked, with the cause.
         """
         try:
-            self._said(Sample("1 + 1 =", "2"), 0)
+            self._said([Sample("1 + 1 =", "2"), Sample("1 + 1 =", "3")][: 1 + (self._settings.over == "group")], 0)
         except VerifierError as error:
             raise RewardError(f"the judge '{self._settings.judge}' at {self._settings.url}: {error}") from error
 
     def __call__(self, samples: Sequence[Sample]) -> list[Mapping[str, float] | str]:
         """Return each answer's score, agreement, tokens and cost by the end of their names, or why it has none."""
-        asked = [[self._threads.submit(self._said, s, n) for n in range(self._settings.votes)] for s in samples]
-        found: list[Mapping[str, float] | str] = []
-        for votes in asked:
-            try:
-                found.append(self._counted([vote.result() for vote in votes]))
-            except VerifierError as error:
-                found.append(str(error))
-        return found
+        if self._settings.over == "group":
+            return self._compared(samples)
+        asked = [[self._threads.submit(self._said, [s], n) for n in range(self._settings.votes)] for s in samples]
+        return [self._counted(partial(_results, votes)) for votes in asked]
+
+    def _compared(self, samples: Sequence[Sample]) -> list[Mapping[str, float] | str]:
+        """Return what all answers to a question get, each text once; a share of the tokens each."""
+        plan, texts = self._settings, [json.dumps(self._settings.spoken(sample)) for sample in samples]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        different = [samples[texts.index(text)] for text in places]
+        orders = [plan.order(len(different), vote) for vote in range(plan.votes)]
+        asked = [self._threads.submit(self._said, [different[i] for i in o], n) for n, o in enumerate(orders)]
+
+        def of(place: int) -> list[dict[str, Any]]:
+            said = list(zip(_results(asked), orders, strict=True))
+            shares = [one["tokens"] and [tokens / len(samples) for tokens in one["tokens"]] for one, _ in said]
+            rows = [one["grades"][order.index(place)] for one, order in said]
+            return [{"grades": row, "tokens": share} for row, share in zip(rows, shares, strict=True)]
+
+        return [self._counted(partial(of, places[text])) for text in texts]
 
     def close(self) -> None:
         """Make no further request."""
         self._closed.set()
 
-    def _counted(self, said: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def _counted(self, wait: Callable[[], Sequence[dict[str, Any]]]) -> dict[str, float] | str:
         plan = self._settings
+        try:
+            said = wait()
+        except VerifierError as error:
+            return str(error)
         votes = [plan.vote(each["grades"]) for each in said]
         gap = max(votes) - min(votes)
         if gap > plan.max_disagreement:
             shown = ", ".join(f"{vote:.2f}" for vote in votes)
-            raise VerifierError(
+            return (
                 f"the judge's votes are {shown}: they differ by {gap:.2f}, more than max_disagreement = "
                 f"{plan.max_disagreement:g}"
             )
@@ -133,7 +149,7 @@ class JudgeClient(Scorer):
             counted |= {"_tokens": read + written} | ({"_cost": cost} if plan.input_price or plan.output_price else {})
         return counted
 
-    def _said(self, sample: Sample, vote: int) -> dict[str, Any]:
+    def _said(self, samples: Sequence[Sample], vote: int) -> dict[str, Any]:
         """Return one vote: grades, and tokens read and written where the endpoint says.
 
         Raises:
@@ -142,20 +158,20 @@ class JudgeClient(Scorer):
         plan = self._settings
         body = {
             "model": plan.judge,
-            "messages": plan.messages(sample),
+            "messages": plan.messages(*samples),
             "temperature": plan.temperature,
             "max_tokens": plan.max_tokens,
         }
         digest = hashlib.sha256(json.dumps([plan.url, body, vote], sort_keys=True).encode()).hexdigest()
-        return self._cache.said(digest, partial(self._asked, body))
+        return self._cache.said(digest, partial(self._asked, body, len(samples)))
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, body: dict[str, Any], answers: int) -> dict[str, Any]:
         plan, cause = self._settings, ""
         for attempt in range(plan.attempts):
             if self._closed.wait(plan.pause_seconds * 2 ** (attempt - 1) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")
             try:
-                return _read(self._reply(body), len(plan.criteria))
+                return _read(self._reply(body), len(plan.criteria), answers if plan.over == "group" else None)
             except _Unusable as error:
                 cause = shorten(str(error))
                 if error.is_final:
@@ -198,17 +214,31 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def _read(reply: Any, count: int) -> dict[str, Any]:
-    """Return grades and tokens of a reply; raise _Unusable for anything but the object that was asked for."""
+def _results(votes: Sequence[Future[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [vote.result() for vote in votes]
+
+
+def _read(reply: Any, count: int, answers: int | None) -> dict[str, Any]:
+    """Return grades and tokens of a reply; raise _Unusable for anything but the object that was asked for.
+
+    Args:
+        answers: Number of lists of ``count`` numbers; None for one list alone.
+    """
     try:
         text = reply["choices"][0]["message"]["content"]
         fenced = re.fullmatch(r"\s*```(?:json)?\s*(.*?)\s*```\s*", text, re.DOTALL)
         grades = json.loads(fenced[1] if fenced else text)["grades"]
-        numbers = [float(grade) for grade in grades if type(grade) in (int, float) and 0 <= grade <= BEST]
-        if not isinstance(grades, list) or len(grades) != count or len(numbers) != count:
-            raise ValueError(f"{count} numbers from 0 to {BEST} were asked for")
+        rows = [grades] if answers is None else grades
+        if not isinstance(rows, list) or len(rows) != (answers or 1) or not all(_is_row(row, count) for row in rows):
+            lists = "" if answers is None else f"{answers} lists of "
+            raise ValueError(f"{lists}{count} numbers from 0 to {BEST} were asked for")
         usage = reply.get("usage") or {}
         tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _Unusable(f"the reply is not what was asked for ({error}): {json.dumps(reply)[:200]}") from None
-    return {"grades": numbers, "reply": text, "tokens": tokens if all(type(t) is int for t in tokens) else None}
+    return {"grades": grades, "reply": text, "tokens": tokens if all(type(t) is int for t in tokens) else None}
+
+
+def _is_row(row: Any, count: int) -> bool:
+    is_list = isinstance(row, list) and len(row) == count
+    return is_list and all(type(grade) in (int, float) and 0 <= grade <= BEST for grade in row)

@@ -1,14 +1,16 @@
 """What a host drives: an environment of the user's class, or tools, behind three calls. No torch."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from gnomon.core.errors import ConfigError
 from gnomon.rewards.base import VerifierError, real
 from gnomon.rewards.function import find_member
-from gnomon.tasks.environment import EnvironmentConfig, Reply
+from gnomon.tasks.environment import PACKAGES, EnvironmentConfig, Reply
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,27 @@ class UserEnv:
         if callable(close):
             await maybe_await(close())
         return None
+
+
+def foreign_package(name: str) -> Any:
+    """Import a package with environments.
+
+    Raises:
+        ConfigError: It is not here, or of a version with another interface; the message says what to type.
+    """
+    begins, tested = PACKAGES[name]
+    command = f"pip install {name}=={tested}"
+    try:
+        found = version(name)
+        if not found.startswith(begins):
+            raise ConfigError(
+                f"environment.kind = '{name}' was written for {name} {tested}, here is {found}: {command}"
+            )
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"environment.kind = '{name}' needs a package that is not here ({error}): {command}"
+        ) from error
 
 
 def check_text(text: str, where: str) -> None:

@@ -22,7 +22,13 @@ from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
 Role = Literal["user", "tool"]
-Kind = Literal["class", "tools", "trl", "verifiers", "agent"]
+Kind = Literal["class", "tools", "trl", "verifiers", "gymnasium", "textarena", "agent"]
+
+PACKAGES = {"verifiers": ("0.1.9", "0.1.9"), "gymnasium": ("1.", "1.4.0"), "textarena": ("0.7.", "0.7.4")}
+"""Kinds that are packages, whose environments have names of their own and say how good a rollout was.
+
+Each with how its version begins, and the version that is tested.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ _NEEDS: Mapping[Kind, str] = {
     "tools": 'tools = ["path.py:function", "python"]',
     "trl": 'use = "path.py:Class", whose public methods are tools, or tools = ["path.py:function"]',
     "verifiers": 'use = "name", as verifiers.load_environment has it',
+    "gymnasium": 'use = "Name-v1" or "module:Name-v1", as gymnasium.make has it',
+    "textarena": 'use = "Name-v0", as textarena.make has it',
     "agent": 'use = "path.py:function", command = ["program", "argument"] or server = "http://127.0.0.1:PORT/PATH"',
 }
 
@@ -69,13 +77,13 @@ class EnvironmentConfig:
 
     Attributes:
         kind: "class" is a class of your own; "tools" are typed functions, and "python" among them runs code in the
-            sandbox; "trl" is a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers" is
-            an environment of that package; "agent" is a
-            program that calls the policy by itself (docs/agents.md).
+            sandbox; "trl" is a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers",
+            "gymnasium" and "textarena" are environments of these packages; "agent" is a program that calls the policy
+            by itself (docs/agents.md).
         use: The class or the environment that is built, or the agent's function.
         command: The agent's program and its arguments; ``{prompt}`` in one stands for the question.
         server: Address of a running server that is the agent, on this machine.
-        settings: Keyword arguments of ``use``.
+        settings: Keyword arguments of ``use``. For "gymnasium" also ``actions``, names of its numbered actions.
         tools: Names of functions that the model may call.
         max_turns: Most answers of a rollout.
         max_calls: Most calls of an agent that may wait for an answer at once.
@@ -127,25 +135,23 @@ class EnvironmentConfig:
         has_use, has_tools = bool(self.use), bool(self.tools)
         of_agent = bool(self.command) + bool(self.server)
         fits = {
-            "class": has_use and not has_tools,
             "tools": has_tools and not has_use,
             "trl": has_use or has_tools,
-            "verifiers": has_use and not has_tools,
             "agent": has_use + of_agent == 1 and not has_tools,
-        }[self.kind] and (self.kind == "agent" or not of_agent)
+        }.get(self.kind, has_use and not has_tools) and (self.kind == "agent" or not of_agent)
         if not fits:
             raise ConfigError(f'kind = "{self.kind}" needs {_NEEDS[self.kind]}, and no other name')
         check_no_secret(self.settings, 'let the environment read it (variables = ["NAME"])')
         if self.server:
             _check_server(self.server)
-        if self.kind != "verifiers":
+        if self.kind not in PACKAGES:
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
             _check_names(named)
 
     @property
     def is_rewarding(self) -> bool:
         """Whether the environment itself says how good a rollout was."""
-        return self.kind in ("class", "verifiers")
+        return self.kind == "class" or self.kind in PACKAGES
 
     @property
     def names(self) -> str:

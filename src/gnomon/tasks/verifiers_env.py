@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.tasks.env_adapter import EnvReply, checked_reward
+from gnomon.tasks.env_adapter import EnvReply, checked_reward, foreign_package
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.tools import find_calls
-
-INSTALL = "pip install verifiers==0.1.9"
 
 
 class VerifiersEnv:
@@ -93,12 +91,7 @@ def load(name: str, settings: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: The message names what to install, or what the environment's loading raised.
     """
-    try:
-        package = importlib.import_module("verifiers")
-    except ImportError as error:
-        raise ConfigError(f"environment.kind = 'verifiers' needs a package that is not here: {INSTALL}") from error
-    if not hasattr(package, "MultiTurnEnv") or not hasattr(package.MultiTurnEnv, "get_prompt_messages"):
-        raise ConfigError(f"verifiers is installed in a version with another interface; {INSTALL}")
+    package = foreign_package("verifiers")
     try:
         return package.load_environment(name, **settings)
     except Exception as error:

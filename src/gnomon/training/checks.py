@@ -12,9 +12,14 @@ from gnomon.core.sections import STARTED, STORE
 from gnomon.engines.own import own_class
 from gnomon.engines.vllm.transfer import BACKEND, check_backend
 from gnomon.models.hf_names import HfNames
+from gnomon.records.memory import free_memory_bytes
 from gnomon.training.build_workers import cluster_room
 from gnomon.training.notes import many
 from gnomon.training.resolve import Resolved
+
+_GIB = 2**30
+_LIBRARIES = 0.6 * _GIB
+"""Bytes that a learner's process takes for its libraries alone (docs/scaling.md)."""
 
 
 def check_settings(resolved: Resolved) -> None:
@@ -136,12 +141,29 @@ def check_serving(resolved: Resolved) -> None:
             "trust_remote_code lets a model's own code run in this process, and vLLM would not run it; set "
             'engine.kind = "local"'
         )
+    if plan.draws == "vllm":
+        _check_native(experiment)
     from gnomon.engines.vllm.engine import check_vllm
 
     is_actor = experiment.cluster.kind != "none"
     # The machines of a cluster that is joined have an interpreter of their own, which is asked there.
     if not (is_actor and experiment.cluster.address and plan.python):
         check_vllm(plan, is_actor)
+
+
+def _check_native(experiment: Experiment) -> None:
+    """Refuse sampling, of training or of a held-out set, that vLLM's own sampler cannot do.
+
+    Raises:
+        ConfigError: The message names the setting.
+    """
+    from gnomon.engines.vllm.sampling import native_fault
+
+    trained, asked = experiment.sampling, experiment.evaluation
+    held_out = [one.sampling.over(asked.sampling) for one in asked.tasks] or [asked.sampling]
+    faults = [native_fault(replace(trained, **one.given), "evaluation.sampling") for one in held_out]
+    if fault := next(filter(None, (native_fault(trained), *faults)), None):
+        raise ConfigError(fault)
 
 
 def check_staging(resolved: Resolved) -> None:
@@ -154,6 +176,7 @@ def check_staging(resolved: Resolved) -> None:
     recipe = resolved.learner_spec
     if experiment.cluster.kind == "none":
         recipe.check()
+        check_room(experiment.learner.processes, free_memory_bytes())
         return
     device = resolved.device
     recipe.check_cut(device)
@@ -170,6 +193,23 @@ def check_staging(resolved: Resolved) -> None:
     if experiment.cluster.is_broadcasting:
         _check_broadcast(resolved, device)
     cluster_room().check(resolved)
+
+
+def check_room(processes: int, free: int | None) -> None:
+    """Refuse more learner processes than the machine's memory holds without a model.
+
+    Args:
+        processes: Learner processes on this machine; one is the run's own.
+        free: Free memory, bytes; None where it is not known.
+
+    Raises:
+        ConfigError: Their libraries alone take more than is free.
+    """
+    if free is not None and processes > 1 and processes * _LIBRARIES > free:
+        raise ConfigError(
+            f"learner.processes = {processes} needs {processes * _LIBRARIES / _GIB:,.1f} GiB for libraries alone, "
+            f"and {free / _GIB:.1f} GiB are free; set learner.processes = {max(1, int(free // _LIBRARIES))}"
+        )
 
 
 def _check_broadcast(resolved: Resolved, device: torch.device) -> None:

@@ -114,6 +114,8 @@ class Resolved:
     def weakened(self) -> str | None:
         """What the experiment itself takes from bitwise repetition; None where only the device decides."""
         experiment = self.experiment
+        if experiment.engine.draws == "vllm":
+            return PROMISES["native"]
         if experiment.staleness_bound:
             return PROMISES["overlapped"]
         if experiment.environment is not None:

@@ -4,9 +4,13 @@ import sys
 import pytest
 import torch
 
+from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
 from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_vllm, make_vllm
+from gnomon.training.build_engines import said_of_serving
+from gnomon.training.checks import check_serving
+from gnomon.training.resolve import resolve
 
 
 def interpreter(folder, says: str) -> str:
@@ -70,6 +74,34 @@ def test_a_plan_that_cannot_be_meant_is_refused(plan, words, monkeypatch):
     monkeypatch.delenv("GNOMON_ENGINE_KEY", raising=False)
     with pytest.raises(ConfigError, match=words):
         check_vllm(plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["sampling.top_p=0.9"], r"no log-probability without sampling.top_p = 0.9 beside"),
+        (["evaluation.sampling.top_k=5"], r"no log-probability without evaluation.sampling.top_k = 5 beside"),
+        (["sampling.temperature=0.001"], r"raises sampling.temperature = 0.001 to 0.01"),
+    ],
+)
+def test_what_vllms_sampler_cannot_draw_is_refused_before_anything_is_loaded(settings, words):
+    """In training and in held-out sets; the message names the setting and the way out."""
+    plan = resolve(load("tiny", ["engine=vllm", "engine.draws=vllm", *settings]).experiment)
+    with pytest.raises(ConfigError, match=words + r".*engine.draws = 'keyed'"):
+        check_serving(plan)
+
+
+def test_vllms_sampler_is_said_in_plan_and_card():
+    """What keyed draws give and vLLM's do not: the card's level falls, and the plan has a sentence."""
+    native, keyed = (
+        resolve(load("tiny", ["engine=vllm", f"engine.draws={draws}"]).experiment) for draws in ("vllm", "keyed")
+    )
+    assert native.weakened.startswith("R3 statistical")
+    assert "R2 lossless" in keyed.weakened
+    assert "another engine or version of vLLM draws other tokens" in said_of_serving(native)
+    assert "sampler" not in said_of_serving(keyed)
+    with pytest.raises(ConfigError, match=r"set engine\.kind"):
+        load("tiny", ["engine.draws=vllm"])
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_loaded(monkeypatch):

@@ -24,10 +24,10 @@ KEY = "a key"
 
 
 @contextlib.asynccontextmanager
-async def serving(engine, timeout_seconds: float = 10.0):
+async def serving(engine, timeout_seconds: float = 10.0, draws: str = "keyed"):
     """Serve an engine, and yield a client of it."""
     listening = socket.create_server(("127.0.0.1", 0))
-    task = asyncio.ensure_future(Service(engine, KEY).serve(listening))
+    task = asyncio.ensure_future(Service(engine, KEY, draws).serve(listening))
     client = VllmServerEngine(listening.getsockname(), KEY, timeout_seconds)
     yield client
     await client.close()
@@ -54,6 +54,17 @@ def test_what_is_served_is_what_the_engine_says():
             assert await client.generate(PROMPT, [], SAMPLING) == []
             assert await client.score(PROMPT, [65, 66], 0.7) == await plain.score(PROMPT, [65, 66], 0.7)
         await plain.close()
+
+    asyncio.run(body())
+
+
+def test_a_server_that_draws_otherwise_is_refused():
+    """One that runs already may draw by vLLM's sampler, and a run that expects keyed draws says so in its card."""
+
+    async def body():
+        async with serving(local(), draws="vllm") as client:
+            with pytest.raises(ConfigError, match=r"it draws by --draws vllm, and engine.draws = 'keyed'"):
+                await client.generate(PROMPT, [0], SAMPLING)
 
     asyncio.run(body())
 

@@ -107,10 +107,16 @@ class VllmServerEngine:
         address: Host and port of the server.
         key: The secret that the server expects.
         started: The server's process, when gnomon started the server.
+        draws: Who is to draw (`EngineConfig.draws`); a server that draws otherwise refuses to answer.
     """
 
     def __init__(
-        self, address: tuple[str, int], key: str, timeout_seconds: float, started: StartedServer | None = None
+        self,
+        address: tuple[str, int],
+        key: str,
+        timeout_seconds: float,
+        started: StartedServer | None = None,
+        draws: str = "keyed",
     ) -> None:
         self.version = -1
         self.beats = 0
@@ -118,6 +124,7 @@ class VllmServerEngine:
         self._key = key
         self._timeout = timeout_seconds
         self._started = started
+        self._draws = draws
         self._latest_reply = 0.0
         self._has_replied = False
         self._is_closed = False
@@ -130,7 +137,7 @@ class VllmServerEngine:
         # accepts them.
         with socket.create_server((LOOPBACK, 0), backlog=1024) as listening, (folder / "server.log").open("wb") as log:
             settings = ["--dtype", str(dtype).removeprefix("torch."), "--max-concurrent", str(plan.max_concurrent)]
-            settings += ["--tensor-parallel", str(plan.tensor_parallel)]
+            settings += ["--tensor-parallel", str(plan.tensor_parallel), "--draws", plan.draws]
             settings += ["--socket", str(listening.fileno()), "--guarded"]
             program = subprocess.Popen(
                 [plan.python or sys.executable, "-P", "-m", "gnomon.engines.vllm.server", model, *settings],
@@ -142,7 +149,7 @@ class VllmServerEngine:
                 start_new_session=True,
             )
             address = listening.getsockname()
-        return cls(address, key, plan.timeout_seconds, StartedServer(program, folder))
+        return cls(address, key, plan.timeout_seconds, StartedServer(program, folder), plan.draws)
 
     @classmethod
     def attach(cls, plan: EngineConfig) -> "VllmServerEngine":
@@ -151,7 +158,7 @@ class VllmServerEngine:
         Raises:
             ConfigError: As `check_address` does.
         """
-        return cls(check_address(plan.server), os.environ[KEY], plan.timeout_seconds)
+        return cls(check_address(plan.server), os.environ[KEY], plan.timeout_seconds, draws=plan.draws)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return one completion per key, in the order of ``keys``; see `VllmEngine.generate`.
@@ -161,6 +168,7 @@ class VllmServerEngine:
             EngineError: The server is dead, hangs or fails.
         """
         asked = {"prompt": list(prompt), "keys": list(keys), "sampling": sampling_to(sampling)}
+        asked["draws"] = self._draws
         return [completion_from(one) for one in (await self._call("/generate", asked))["completions"]]
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:

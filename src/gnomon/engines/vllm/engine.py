@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,7 @@ from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.thread import LoadRequest, PendingCall
 from gnomon.engines.vllm.client import VllmServerEngine, check_address
 from gnomon.engines.vllm.engine_thread import ThreadCall, Transfer, VllmThread
+from gnomon.engines.vllm.sampling import native_fault
 from gnomon.models.hf_names import HfNames, as_folder
 from gnomon.models.transfer.fingerprint import Fingerprint
 
@@ -96,7 +97,7 @@ def make_vllm(model: str, plan: EngineConfig, dtype: torch.dtype, receives: str 
     """
     check_vllm(plan)
     if plan.server == "":
-        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel, receives)
+        return VllmEngine(model, dtype, plan.max_concurrent, plan.tensor_parallel, receives, plan.draws)
     if plan.server == "start":
         return VllmServerEngine.start(model, plan, dtype)
     return VllmServerEngine.attach(plan)
@@ -107,7 +108,8 @@ class VllmEngine:
 
     vLLM computes the logits and keeps the cache; tokens are drawn by `sampler.draw` from the key's own numbers, as in
     the local engine, so truncated sampling and both kinds of log-probabilities mean the same in both. Weights are
-    exchanged between two tokens: rows on their way go on with the new ones and say so in their versions.
+    exchanged between two tokens: rows on their way go on with the new ones and say so in their versions. With
+    ``draws = "vllm"`` vLLM's sampler draws, seeded by the key, and says the log-probability of what it drew.
 
     One at a time in a process. Beside a learner that computes at the same time, a server is the better choice.
 
@@ -118,6 +120,7 @@ class VllmEngine:
             this process.
         receives: The name of the weight transfer by which a learner can send it weights from device to device; "" is
             none.
+        draws: See `EngineConfig`.
 
     Raises:
         ConfigError: Another one is open, vLLM refuses the model, or would answer wrongly.
@@ -130,6 +133,7 @@ class VllmEngine:
         max_concurrent: int = 64,
         tensor_parallel: int = 1,
         receives: str = "",
+        draws: Literal["keyed", "vllm"] = "keyed",
     ) -> None:
         spelling = HfNames(model)
         # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
@@ -143,10 +147,11 @@ class VllmEngine:
         try:
             with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 folder = as_folder(model, Path(made))
-                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives)
+                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives, draws)
         except Exception as error:
             _one_at_a_time.release()
             raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
+        self._draws = draws
         self._is_closed = False
 
     @property
@@ -166,7 +171,7 @@ class VllmEngine:
 
         Raises:
             ConfigError: A prompt is empty, an id is outside the vocabulary, prompt and budget exceed the context, or
-                the experts of a mixture or the likeliest tokens are asked for.
+                the experts of a mixture or the likeliest tokens are asked for, or `native_fault` finds one.
             EngineError: The engine is closed or vLLM fails.
         """
         if sampling.record_routing:
@@ -179,6 +184,8 @@ class VllmEngine:
                 "this engine returns the log-probability of the drawn token alone; set engine.kind = 'local', or "
                 "EssKl's estimator = 'unbiased'"
             )
+        if self._draws == "vllm" and (fault := native_fault(sampling)) is not None:
+            raise ConfigError(fault)
         self._check_open()
         self._thread.reach.check(prompt, sampling.max_completion_length)
         if not keys:

@@ -99,6 +99,7 @@ class VllmThread:
         spelling: Its weights' names.
         parts: Number of processes that hold the model together; see `setup.build`.
         transfer: How the engine can receive weights; see `setup.build`.
+        draws: Who draws; see `EngineConfig`.
 
     Raises:
         Exception: vLLM cannot be built.
@@ -112,11 +113,13 @@ class VllmThread:
         spelling: HfNames,
         parts: int = 1,
         transfer: str = "",
+        draws: str = "keyed",
     ) -> None:
         self.version = -1
         self.beats = 0
         self.taken: dict[str, Fingerprint] = {}
-        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts, transfer)
+        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts, transfer, draws)
+        self._is_native = draws == "vllm"
         self._is_apart = parts > 1
         self._is_receiving = False
         self._dtype = dtype
@@ -184,10 +187,9 @@ class VllmThread:
         elif message.given:
             self._enqueue(message, 0, SamplingRow(message.sampling, uniforms(0, 0), message.given))
         else:
+            count = 0 if self._is_native else message.sampling.max_completion_length
             for place, key in enumerate(message.keys):
-                self._enqueue(
-                    message, place, SamplingRow(message.sampling, uniforms(key, message.sampling.max_completion_length))
-                )
+                self._enqueue(message, place, SamplingRow(message.sampling, uniforms(key, count)))
 
     def _enqueue(self, call: ThreadCall, place: int, row: SamplingRow) -> None:
         self._count += 1
@@ -210,6 +212,7 @@ class VllmThread:
             message.waiter.fail(EngineError(f"snapshot {message.snapshot.version} does not fit the engine: {error}"))
             return
         try:
+            self._settle()
             self._put_back()
             exchange_weights(self._engine, tensors)
         except Exception as error:
@@ -229,6 +232,7 @@ class VllmThread:
         """Do one part of a weight transfer. From its beginning to its end no token is drawn; then as after `_load`."""
         try:
             if message.what == BEGIN:
+                self._settle()
                 self._put_back()
                 self._is_receiving = True
                 self._engine.collective_rpc(note)
@@ -258,29 +262,38 @@ class VllmThread:
             del self._active[answer.name]
 
     def _admit(self) -> None:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import TokensPrompt
 
         while self._waiting and len(self._active) < self._most + bool(self._waiting[0].call.given):
             answer = self._waiting.popleft()
             # A name of its own each time: vLLM may still be putting the aborted one away.
             self._count += 1
             answer.name = answer.row.name = str(self._count)
-            call, sampling = answer.call, answer.call.sampling
-            parameters = SamplingParams(
-                temperature=0,
-                max_tokens=len(call.given) or sampling.max_completion_length,
-                ignore_eos=True,
-                stop_token_ids=[] if call.given else list(sampling.stop_ids),
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-                extra_args={ROW: answer.row},
-                # A shallow copy, for the row is written to.
-                skip_clone=True,
-            )
-            prompt = TokensPrompt(prompt_token_ids=list(call.prompt), cache_salt=f"load {self._loads}")
-            self._engine.add_request(answer.name, prompt, parameters)
+            prompt = TokensPrompt(prompt_token_ids=list(answer.call.prompt), cache_salt=f"load {self._loads}")
+            self._engine.add_request(answer.name, prompt, self._asked(answer))
             self._active[answer.name] = answer
+
+    def _asked(self, answer: ThreadAnswer) -> Any:
+        """Return vLLM's settings of a row."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        call, sampling = answer.call, answer.call.sampling
+        told: dict[str, Any] = {"temperature": 0, "extra_args": {ROW: answer.row}}
+        if self._is_read(call):
+            seed = None if call.given else call.keys[answer.place] % 2**63
+            told = {"temperature": sampling.temperature, "logprobs": 0, "seed": seed}
+            told["trace_decode_token_ids"] = list(call.given) or None
+        return SamplingParams(
+            **told,
+            max_tokens=len(call.given) or sampling.max_completion_length,
+            ignore_eos=True,
+            stop_token_ids=[] if call.given else list(sampling.stop_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            # A shallow copy, for a row of ours is written to.
+            skip_clone=True,
+        )
 
     def _step(self) -> None:
         finished: list[ThreadAnswer] = []
@@ -289,27 +302,46 @@ class VllmThread:
             answer = self._active.get(output.request_id)
             if answer is None:
                 continue
-            has_ended = self._append(answer, output.outputs[0].token_ids)
+            has_ended = self._append(answer, output.outputs[0])
             if output.finished:
                 finished.append(answer)
             elif has_ended:
                 stopped.append(answer)
         if self._is_apart:
-            self._fetch([answer.name for answer in (*finished, *stopped)])
+            self._fetch([answer.name for answer in (*finished, *stopped) if not self._is_read(answer.call)])
         for answer in (*finished, *stopped):
             self._finish(answer)
         for answer in finished:
             del self._active[answer.name]
         self._leave(stopped)
 
-    def _append(self, answer: ThreadAnswer, drawn: Iterable[int]) -> bool:
+    def _append(self, answer: ThreadAnswer, drawn: Any) -> bool:
         """Note what was drawn, up to a token that completes a stop string, which vLLM knows nothing of; say if so."""
-        for token in drawn:
+        for place, token in enumerate(drawn.token_ids):
+            if self._is_read(answer.call):
+                said = float(drawn.logprobs[place][token].logprob)
+                answer.row.logprobs[len(answer.tokens)] = answer.row.full_logprobs[len(answer.tokens)] = said
             answer.tokens.append(token)
             answer.versions.append(self.version)
             if answer.call.stops is not None and answer.call.stops.are_completed_by(answer.tokens):
                 return True
         return False
+
+    def _is_read(self, call: ThreadCall) -> bool:
+        """Whether vLLM says the log-probabilities of these rows itself; otherwise our logits processor notes them."""
+        return self._is_native and (not call.given or self._engine.vllm_config.model_config.enable_trace_replay)
+
+    def _settle(self) -> None:
+        """Take in what vLLM draws already, by the weights before: scheduled ahead, a step is always on its way."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        from vllm.v1.core.sched.interface import PauseState
+
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        while core.batch_queue:
+            self._step()
+        core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _fetch(self, names: list[str]) -> None:
         """Bring what was noted of rows that are finished from the process that drew them."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.core.sections import SamplingConfig
 from gnomon.engines.base import Sampling
 from gnomon.engines.sampler import draw
 
@@ -17,6 +18,24 @@ ROW = "gnomon_row"
 """Under this name a request of vLLM carries its `SamplingRow`."""
 PROCESSOR = f"{__name__}:Draws"
 """What vLLM imports, in whatever process holds its model; see `draws_processor`."""
+_LEAST_TEMPERATURE = 0.01
+
+
+def native_fault(sampling: SamplingConfig, key: str = "sampling") -> str | None:
+    """Return why vLLM's own sampler cannot draw in this way, and what to set; None where it can.
+
+    It says one log-probability of a token, after all truncation, where gnomon needs that without truncation beside it,
+    and it raises temperatures below 0.01 to 0.01 (a constant of ``vllm.sampling_params``).
+    """
+    cut = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    said = [f"{key}.{name} = {getattr(sampling, name):g}" for name, is_cut in cut.items() if is_cut]
+    if said:
+        why = f"says no log-probability without {', '.join(said)} beside the one with it"
+    elif 0 < sampling.temperature < _LEAST_TEMPERATURE:
+        why = f"raises {key}.temperature = {sampling.temperature:g} to {_LEAST_TEMPERATURE:g}"
+    else:
+        return None
+    return f"vLLM's own sampler {why}; draw from all tokens at another temperature, or set engine.draws = 'keyed'"
 
 
 @dataclass(eq=False)

@@ -3,10 +3,9 @@
     GNOMON_ENGINE_KEY=... python -m gnomon.engines.vllm.server MODEL --port 8777 [--dtype bfloat16]
         [--max-concurrent 64]
 
-vLLM's own server was not used. It would say neither which weights drew which token nor a token's probability without
-truncation, it draws from a generator that a retry cannot repeat, and weights can be exchanged in it only through
-endpoints for development, which let any caller call anything. Here the same engine answers, by the same
-code, whether it is in the learner's process or not.
+vLLM's own server was not used. It gives no probability without truncation beside that with it, and weights can be
+exchanged in it only through endpoints for development, which let any caller call anything. Here the same engine
+answers, by the same code, whether it is in the learner's process or not.
 """
 
 import argparse
@@ -41,11 +40,13 @@ class Service:
     Args:
         engine: Any engine; it is not closed here.
         key: The secret that a caller must send.
+        draws: Who draws (`EngineConfig.draws`); callers that expect another are refused.
     """
 
-    def __init__(self, engine: Engine, key: str) -> None:
+    def __init__(self, engine: Engine, key: str, draws: str = "keyed") -> None:
         self._engine = engine
         self._key = key
+        self._draws = draws
         self._verbs: dict[str, Verb] = {
             "/generate": self._generate,
             "/score": self._score,
@@ -82,6 +83,10 @@ class Service:
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
 
     async def _generate(self, body: Any) -> Any:
+        if body["draws"] != self._draws:
+            raise ConfigError(
+                f"it draws by --draws {self._draws}, and engine.draws = '{body['draws']}'; set one to the other"
+            )
         done = await self._engine.generate(body["prompt"], body["keys"], sampling_from(body["sampling"]))
         return {"completions": [completion_to(one) for one in done]}
 
@@ -108,6 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--max-concurrent", type=int, default=64)
     parser.add_argument("--tensor-parallel", type=int, default=1, help="processes that hold the model together")
+    parser.add_argument("--draws", default="keyed", choices=["keyed", "vllm"], help="whose sampler draws")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int)
     where.add_argument("--socket", type=int, help="the number of an inherited socket that listens")
@@ -123,12 +129,13 @@ def main(arguments: list[str] | None = None) -> None:
     from gnomon.engines.vllm.engine import VllmEngine
 
     try:
-        engine = VllmEngine(asked.model, getattr(torch, asked.dtype), asked.max_concurrent, asked.tensor_parallel)
+        dtype, parts = getattr(torch, asked.dtype), asked.tensor_parallel
+        engine = VllmEngine(asked.model, dtype, asked.max_concurrent, parts, draws=asked.draws)
     except UserError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(f"serving {asked.model} on http://{LOOPBACK}:{listening.getsockname()[1]}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(Service(engine, key).serve(listening))
+        asyncio.run(Service(engine, key, asked.draws).serve(listening))
     asyncio.run(engine.close())
 
 

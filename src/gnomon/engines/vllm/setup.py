@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from gnomon.core.errors import EngineError
 from gnomon.engines.vllm.sampling import PROCESSOR
 from gnomon.models.transfer.file import lent, read
 
-# Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; custom logits
-# processors exist in its first model runner only; no program outside this machine is told anything.
+# Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; no program
+# outside this machine is told anything.
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     # Processes that hold a model together: this one has threads of its own, so they cannot be its forks.
@@ -27,9 +27,12 @@ FIXED = {
 }
 # Bound to cores, engines of one machine would all be bound to the same ones.
 USUAL = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
-def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, transfer: str = "") -> Any:
+def build(
+    folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, transfer: str = "", draws: str = "keyed"
+) -> Any:
     """Return an ``LLMEngine`` of the model in ``folder``, to be stepped by the thread that calls this.
 
     Compiled on an accelerator; not on a CPU, where compiling took 70 to 86 s and made decoding 1.2 times faster.
@@ -40,8 +43,14 @@ def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, 
     Args:
         parts: Processes, beside this one, that hold the model together (tensor parallel); one is this process itself.
         transfer: Name of the weight transfer by which the engine can receive weights (`transfer`); "" is none.
+        draws: "keyed" needs a logits processor of ours, which is written for the first of vLLM's two model runners and
+            steps one at a time; with "vllm" the runner is vLLM's choice, and the second one schedules ahead.
     """
     os.environ.update(FIXED)
+    os.environ.pop(_RUNNER, None)
+    keyed = draws == "keyed"
+    if keyed:
+        os.environ[_RUNNER] = "0"
     for name, value in USUAL.items():
         os.environ.setdefault(name, value)
     with _untouched():
@@ -61,6 +70,7 @@ def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, 
             async_scheduling=False,
             generation_config="vllm",
             logits_processors=[PROCESSOR],
+            logprobs_mode="raw_logprobs" if keyed else "processed_logprobs",
             disable_log_stats=True,
             tensor_parallel_size=parts,
             weight_transfer_config={"backend": transfer} if transfer else None,
@@ -69,11 +79,27 @@ def build(folder: str, dtype: torch.dtype, max_concurrent: int, parts: int = 1, 
             # Only checked against what is free; the real amount is set below, once the model's shape is known.
             kv_cache_memory_bytes=1,
         )
+        if not keyed:
+            arguments = replace(arguments, **_native(arguments))
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
         _check_heads(config.model_config.get_head_size())
         if config.cache_config.kv_cache_memory_bytes == 1:
             config.cache_config.kv_cache_memory_bytes = _cache_bytes(config, max_concurrent)
         return LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
+
+
+def _native(arguments: Any) -> dict[str, Any]:
+    """Return what differs where vLLM's sampler draws, on the model runner that vLLM chooses for this model here.
+
+    The second replays given tokens itself, for `VllmEngine.score`. The first leaves that to our logits processor, and
+    gets prompts whole: where it cuts one it turns a seeded generator back, which those of CPUs cannot do.
+    """
+    from vllm.usage.usage_lib import UsageContext
+
+    asked = replace(arguments, logits_processors=None)
+    if asked.create_engine_config(UsageContext.LLM_CLASS).use_v2_model_runner:
+        return {"logits_processors": None, "async_scheduling": None, "enable_trace_replay": True}
+    return {"enable_chunked_prefill": False}
 
 
 def tear_down(engine: Any) -> None:

@@ -1,0 +1,159 @@
+"""Environments that Gymnasium and TextArena ship, where these are installed (`make test-full` does that)."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnomon
+from gnomon.core.errors import ConfigError
+from gnomon.tasks import env_adapter
+from gnomon.tasks.env_server import EnvServer
+from gnomon.tasks.environment import PACKAGES, EnvironmentConfig
+from gnomon.tasks.game_envs import write_questions
+
+LAKE = {"is_slippery": False, "actions": ["left", "down", "right", "up"]}
+
+
+def needed(kind: str) -> None:
+    """Skip where the package is missing, with what to type."""
+    pytest.importorskip(kind, reason=f"pip install {kind}=={PACKAGES[kind][1]}")
+
+
+def talk(kind: str, use: str, *answers: str, seed: int = 0, prompt: str = "Play.", **settings: Any) -> list[Any]:
+    """What it says to a reset, to each answer, and at its end."""
+    needed(kind)
+    host = EnvServer(EnvironmentConfig(kind=kind, use=use, settings=settings))  # type: ignore[arg-type]
+    host.prepare()
+    requests = [{"do": "reset", "luck": 0, "prompt": prompt, "columns": {"seed": seed}}]
+    requests += [{"do": "step", "text": text} for text in answers]
+    return [host.answer(request) for request in [*requests, {"do": "close"}]]
+
+
+def texts(said: list[Any]) -> list[str]:
+    """What was shown, one text a reply."""
+    return [reply["messages"][0][1] for reply in said if reply.get("messages")]
+
+
+def test_a_frozen_lake_is_crossed_in_words():
+    """The way is down, down, right, right, down, right; the player's place is marked, and the last step pays 1."""
+    said = talk("gymnasium", "FrozenLake-v1", "down", "I go Down", "not left, right", "right", "down", "right", **LAKE)
+
+    assert all(reply["fault"] is None for reply in said)
+    assert texts(said)[0] == "\n[red S]FFF\nFHFH\nFFFH\nHFFG\n"
+    assert texts(said)[1] == "  (Down)\nSFFF\n[red F]HFH\nFFFH\nHFFG\n"
+    assert [(reply["reward"], reply["is_done"]) for reply in said[1:-1]] == [(0.0, False)] * 5 + [(1.0, True)]
+    assert said[-1] == {"fault": None, "reward": None}
+
+
+def test_an_answer_without_an_action_is_told_which_there_are():
+    """Nothing moves; numbers are the names where none are given, and a part of a number or a word is none."""
+    none, moved = talk("gymnasium", "FrozenLake-v1", "leftover1, -1, 3.1, 12", "1.", is_slippery=False)[1:-1]
+
+    assert none["messages"] == [["user", "Name one of these actions: 0, 1, 2, 3."]]
+    assert (none["reward"], none["is_done"]) == (None, False)
+    assert "(Down)" in moved["messages"][0][1]
+
+
+def test_colors_are_words():
+    """The taxi is yellow, the passenger waits where it is blue, the way leads to magenta; one within the other."""
+    begun, below = texts(talk("gymnasium", "Taxi-v4", "0"))
+
+    assert "|[yellow  ]| : | : |\n|[magenta Y]| : |[blue B]: |" in begun
+    assert "|[magenta [yellow Y]]| : |[blue B]: |" in below
+
+
+def test_observations_of_numbers_are_shown_as_json():
+    """Blackjack shows the player's sum, the dealer's card and whether an ace counts 11; sticking ends it."""
+    begun, hit, *_ = talk("gymnasium", "Blackjack-v1", "stick", seed=1, actions=["stick", "hit"])
+
+    assert len(json.loads(begun["messages"][0][1])) == 3
+    assert hit["is_done"]
+    assert hit["reward"] in (-1.0, 0.0, 1.0)
+
+
+def test_what_no_text_says_is_refused():
+    """Unknown names and settings, actions that are vectors, names that are too few, and a map that no seed decides."""
+    for use, settings, why in (
+        ("FrozenLake-v9", {}, "gymnasium cannot make 'FrozenLake-v9'"),
+        ("Pendulum-v1", {}, "has the actions Box"),
+        ("FrozenLake-v1", {"actions": ["a", "A", "b", "c"]}, "'FrozenLake-v1' has 4 actions"),
+        ("FrozenLake-v1", {"render_mode": "rgb_array", "wind": 1}, "cannot make 'FrozenLake-v1' with .*wind"),
+        ("FrozenLake-v1", {"map_name": None}, "begins otherwise each time with the same seed"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            talk("gymnasium", use, **settings)
+
+
+def test_a_number_is_guessed():
+    """Each reply narrows the range, the player's own words are not said again, and the right number pays 1."""
+    low, high, said = 1, 20, []
+    while not said or not said[-2]["is_done"]:
+        guesses = [*(reply.get("guess") for reply in said[1:-1]), str((low + high) // 2)]
+        said = talk("textarena", "GuessTheNumber-v0", *guesses, seed=5)
+        for reply, guess in zip(said[1:-1], guesses, strict=True):
+            reply["guess"] = guess
+        (shown,) = said[-2]["messages"]
+        assert "[" not in shown[1]
+        low, high = ((low + high) // 2 + 1, high) if "higher" in shown[1] else (low, (low + high) // 2 - 1)
+
+    assert "You have to guess the number between 1 and 20" in texts(said)[0]
+    assert said[-2]["reward"] == 1.0
+    assert all(reply["reward"] is None for reply in said[:-2])
+
+
+def test_a_seed_is_a_game(tmp_path: Path):
+    """A group's rollouts get the same replies to the same answers, and questions hold what is then not shown again."""
+    for kind, use in (("textarena", "Mastermind-v0"), ("gymnasium", "Taxi-v4")):
+        needed(kind)
+        file = tmp_path / f"{kind}.jsonl"
+        write_questions(kind, use, file, 4)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        asked = [talk(kind, use, "[1 2 3 4]", "0", **row) for row in [*rows, *rows]]
+
+        assert [row["seed"] for row in rows] == [0, 1, 2, 3]
+        assert asked[:4] == asked[4:]
+        assert len({json.dumps(each) for each in asked}) > 1
+        assert all(each[0]["messages"] == [] for each in asked)
+
+
+def test_a_game_for_two_is_refused():
+    """The policy plays alone; the game's own words say how many it needs."""
+    with pytest.raises(ConfigError, match=r"cannot be begun by one player: .*has to be 2"):
+        talk("textarena", "Nim-v0")
+    with pytest.raises(ConfigError, match="textarena cannot make 'None-v0'"):
+        talk("textarena", "None-v0")
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "textarena"])
+def test_a_version_with_another_interface_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """The message names both versions and what to type."""
+    needed(kind)
+    monkeypatch.setattr(env_adapter, "version", lambda name: "0.2.0" if name == kind else metadata.version(name))
+    with pytest.raises(ConfigError, match=f"here is 0.2.0: pip install {kind}=="):
+        talk(kind, "Any-v0")
+
+
+@pytest.mark.slow
+def test_a_run_plays_games_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every rollout sees the lake before its first answer; an answer without an action is told which there are."""
+    needed("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n % 10}+{n // 10}=", "seed": n} for n in range(20)]
+    Path("games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = gnomon.train(
+        model="tiny", task={"kind": "table", "path": "games.jsonl", "require_answer": False}, precision="fp32",
+        environment={
+            "kind": "gymnasium", "use": "FrozenLake-v1", "settings": {"is_slippery": False}, "max_turns": 3,
+            "max_turn_tokens": 2,
+        },
+        rollouts_per_step=16, max_completion_length=400, held_out={"size": 2, "fraction": 0.3}, steps=1,
+    )  # fmt: skip
+
+    rollouts = [each.rollout for each in run.rollouts(1)]
+    assert len(rollouts) == 16
+    assert {rollout.ending.by for rollout in rollouts} == {"turns"}
+    assert all(rollout.grade.reward == 0.0 for rollout in rollouts)
+    assert any("Name one of these actions: 0, 1, 2, 3." in rollout.text for rollout in rollouts)
