@@ -12,7 +12,7 @@ import pytest
 from gnomon.algorithms import NAMED
 from gnomon.config.experiment import load, to_toml
 from gnomon.config.reading import built_in, check_names
-from gnomon.config.reference import as_names
+from gnomon.config.reference import as_names, settings
 from gnomon.core.errors import ConfigError
 from gnomon.training.eval_spec import EvalSpec
 
@@ -111,6 +111,77 @@ def test_a_wrong_setting_is_refused_by_the_names_alone(overrides: list[str], sai
         check_names("tiny", overrides)
     with pytest.raises(ConfigError):
         load("tiny", overrides)
+
+
+BOUNDS = """
+import json, sys
+from gnomon.config.reading import check_names, known_names, parse_override
+from gnomon.core.errors import ConfigError, holds
+
+passed, tried = [], 0
+for key, kinds in known_names()["bounds"].items():
+    for kind in kinds:
+        bounds = {kinds[kind]} if kind and not key.startswith("algorithm.") else {*kinds.values()}
+        at = key.replace(".N", ".0").rpartition(".")[0]
+        of_kind = [f"{at}.kind={kind}"] if kind and not key.startswith("algorithm.") else []
+        for value in ("-1", "-1e9", "nan", "-inf", "0", "2", "64", "1e300", "[0.9, 7.0]"):
+            if any(not bound or holds(bound, parse_override(f"x={value}")[1]) for bound in bounds):
+                continue
+            tried += 1
+            try:
+                check_names({}, [*of_kind, f"{key.replace('.N', '.0')}={value}"])
+                passed.append(f"{key} {kind} = {value}")
+            except ConfigError:
+                pass
+print(json.dumps([tried, passed, sorted({"torch", "transformers", "numpy"} & set(sys.modules))]))
+"""
+
+
+def test_every_number_out_of_its_bounds_is_refused_without_torch():
+    """All settings with a bound, each with every number of a list that is beyond it: over 500, and no torch."""
+    done = subprocess.run([sys.executable, "-c", BOUNDS], capture_output=True, text=True, check=True)
+    tried, passed, imported = json.loads(done.stdout)
+
+    assert tried > 500
+    assert passed == []
+    assert imported == []
+
+
+def test_every_number_that_an_experiment_refuses_is_refused_by_the_names():
+    """What building the experiment says of one number alone, the check without torch says before."""
+    missed = []
+    for setting in settings():
+        if not {"int", "float"} & set(setting.type.split(" | ")) or setting.kind or ".N." in setting.key:
+            continue
+        for value in ("-1", "nan"):
+            try:
+                load("tiny", [f"{setting.key}={value}"])
+            except ConfigError as error:
+                if " must be " not in str(error):
+                    continue
+                try:
+                    check_names("tiny", [f"{setting.key}={value}"])
+                    missed.append(f"{setting.key}={value}: {error}")
+                except ConfigError:
+                    pass
+
+    assert missed == []
+
+
+def test_no_setting_takes_more_than_any_clock_or_memory_has():
+    """Seconds, GiB and prices of 1e300: some became a traceback where they are multiplied or waited for."""
+    passed = []
+    for setting in settings():
+        if "float" not in setting.type.split(" | ") or setting.key.startswith("algorithm."):
+            continue
+        of_kind = [f"{setting.key.rpartition('.')[0].replace('.N', '.0')}.kind={setting.kind}"] if setting.kind else []
+        try:
+            check_names({}, [*of_kind, f"{setting.key.replace('.N', '.0')}=1e300"])
+            passed.append(setting.key)
+        except ConfigError:
+            pass
+
+    assert passed == ["learner.optimizer.max_gradient_norm"]
 
 
 @pytest.mark.parametrize("key", ["algorithm=sft", "rollouts_per_step=8", "learner.optimizer.learning_rate=1e-3"])

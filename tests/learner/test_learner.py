@@ -455,7 +455,7 @@ def test_a_written_model_says_what_the_learner_says(is_adapted, tmp_path, make_m
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch must be > 0, got 0"),
+        ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch must be at least 1 token, got 0"),
         ({"precision": "fp16"}, "must be auto, fp32 or bf16, got 'fp16'"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_child_that_fails_is_reported_in_one_line() -> None:
         ({"generator": "chain_sum", "parameters": {"min_terms": 9}}, "refuses .* max_terms = 6"),
         ({"generator": "chain_sum", "parameters": {"min_terms": "2"}}, "refuses .* its defaults"),
         ({"generator": "word_ladder", "parameters": {"min_word_length": 9}}, "refuses"),
-        ({"generator": "chain_sum", "size": 0}, "size must be >= 1"),
+        ({"generator": "chain_sum", "size": 0}, "size must be at least 1"),
     ],
 )
 def test_what_reasoning_gym_does_not_know_is_refused(settings: dict[str, Any], reason: str) -> None:

@@ -89,6 +89,6 @@ def test_a_run_writes_it_down_and_learns_the_same(tmp_path: Path):
 
 def test_more_than_anybody_reads_is_refused():
     """64 answers a step at most, before anything is loaded."""
-    with pytest.raises(ConfigError, match=r"records\.tokens must be from 0 to 64 rollouts a step, got 65"):
+    with pytest.raises(ConfigError, match=r"records\.tokens must be in \[0, 64\], got 65"):
         load("tiny", ["records.tokens=65"])
     assert replace(load("tiny").experiment.records, tokens=0).tokens == 0

@@ -53,6 +53,7 @@ class TruncatedIS:
 
 
 @dataclass(frozen=True)
+@bounded(low=">= 0", high="> 0")
 class MaskedIS:
     """w where it lies in [low, high], else 0: masked importance sampling; IcePop on tokens, MIS on sequences.
 
@@ -81,6 +82,7 @@ class MaskedIS:
 
 
 @dataclass(frozen=True)
+@bounded(low=">= 0", high="> 0")
 class RejectionSampling:
     """1 where w lies in [low, high], else 0: tokens or responses that are too far off are left out, others untouched.
 
@@ -248,6 +250,7 @@ class SecondMomentMask:
 
 
 @dataclass(frozen=True)
+@bounded(share="in (0, 1]")
 class CovarianceMask:
     """0 for a few tokens drawn among those whose covariance of log-probability and advantage is high, else 1.
 
@@ -269,7 +272,7 @@ class CovarianceMask:
 
     def __post_init__(self) -> None:
         is_between = self.low < self.high
-        check_bounds("CovarianceMask", self, share="in (0, 1]", low=(is_between, "below high"))
+        check_bounds("CovarianceMask", self, low=(is_between, "below high"))
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return what covariances are made of, and the number that each token drew in [0, 1)."""

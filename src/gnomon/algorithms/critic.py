@@ -1,6 +1,5 @@
 """The critic of an algorithm: its trunk, its loss, and when it is updated."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,12 +8,13 @@ from torch import Tensor
 
 from gnomon.algorithms.ratios import average, fraction, masked
 from gnomon.algorithms.sections import Updates
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 
 
 @dataclass(frozen=True)
+@bounded(steps="at least 1", patience="at least 1", explained_variance="in (0, 1]")
 class Pretraining:
     """A phase before the first step in which the critic alone learns, from answers of the unchanged policy.
 
@@ -35,13 +35,9 @@ class Pretraining:
     patience: int = 2
     frozen_trunk: bool = False
 
-    def __post_init__(self) -> None:
-        check_bounds("Pretraining", self, steps="at least 1", patience="at least 1")
-        if self.explained_variance is not None and not 0 < self.explained_variance <= 1:
-            raise ConfigError(f"Pretraining.explained_variance must be in (0, 1], got {self.explained_variance}")
-
 
 @dataclass(frozen=True)
+@bounded(learning_rate_ratio="> 0 and finite", clip="> 0")
 class CriticConfig:
     """A value model with one number a token: what the response's reward will be, seen from before that token.
 
@@ -74,10 +70,6 @@ class CriticConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate_ratio < math.inf:
-            raise ConfigError(f"CriticConfig.learning_rate_ratio must be positive, got {self.learning_rate_ratio}")
-        if self.clip is not None and self.clip <= 0:
-            raise ConfigError(f"CriticConfig.clip must be > 0, got {self.clip}; leave it out for no bound")
         if self.trunk == "shared" and self.initial != "policy":
             raise ConfigError(
                 f"a shared trunk is the policy's, so it cannot begin as '{self.initial}'; set trunk = 'separate', or "

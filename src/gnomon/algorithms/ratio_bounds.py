@@ -48,6 +48,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
+@bounded(cap="> 0", floor=">= 0")
 class Cap:
     """Bound the ratio to [floor, cap], both absolute.
 
@@ -65,7 +66,7 @@ class Cap:
 
     def __post_init__(self) -> None:
         is_between = 0 <= self.floor <= self.cap
-        check_bounds("Cap", self, cap="> 0", floor=(is_between, f"in [0, {self.cap}]"))
+        check_bounds("Cap", self, floor=(is_between, f"in [0, {self.cap}]"))
 
     def __call__(self, ratio: Tensor, statistics: Statistics) -> Tensor:
         """Return the capped ratio."""

@@ -31,6 +31,7 @@ class _Weighted(Regularizer):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient=">= 0", top_k=">= 0")
 class Kl(_Weighted):
     """Coefficient times an estimate of KL(current || anchor) from the sampled tokens.
 
@@ -67,7 +68,6 @@ class Kl(_Weighted):
         check_bounds(
             "Kl",
             self,
-            coefficient=">= 0",
             top_k=(self.top_k >= 0 and (is_exact or not self.top_k), '0, or with estimator = "exact" above it'),
             anchor=(not is_exact or self.anchor == "reference", '"reference" with estimator = "exact"'),
         )
@@ -104,6 +104,7 @@ class Kl(_Weighted):
 
 
 @dataclass(frozen=True)
+@bounded(top_k=">= 0 (0 is the whole distribution)")
 class EssKl(Regularizer):
     """(1 - e) times KL(current || anchor), or an estimate of it: less trust, shorter leash.
 
@@ -132,7 +133,6 @@ class EssKl(Regularizer):
     reads_sizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_bounds("EssKl", self, top_k=">= 0 (0 is the whole distribution)")
         if self.estimator == "exact" and self.anchor == "mixture":
             raise ConfigError(
                 'EssKl: estimator = "exact" needs the whole distribution, and that of the mixture is not kept; set '
@@ -184,6 +184,7 @@ class Entropy(_Weighted):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient=">= 0", share="in (0, 1]")
 class CovarianceKl(_Weighted):
     """Coefficient times |log-ratio| of the tokens whose covariance of log-probability and advantage is highest.
 
@@ -200,10 +201,6 @@ class CovarianceKl(_Weighted):
     coefficient: float = 1.0
     share: float = 2e-3
     name: ClassVar[str] = "kl_covariance"
-
-    def __post_init__(self) -> None:
-        fits = 0 < self.share <= 1
-        check_bounds("CovarianceKl", self, coefficient=">= 0", share=(fits, "in (0, 1]"))
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
         """Return what covariances are made of."""

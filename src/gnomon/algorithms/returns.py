@@ -13,7 +13,7 @@ from torch import Tensor
 from gnomon.algorithms.advantages import Groups, kl_needs, kl_penalty
 from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratios import masked
-from gnomon.core.errors import ConfigError, bounded, check_bounds
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.types import Batch
 
 __all__ = ["Fixed", "Gae", "LengthAdaptive", "LengthSigmoid", "Returns", "ReverseKl", "StateRelative"]
@@ -162,6 +162,7 @@ class StateRelative(Advantage):
 
 
 @dataclass(frozen=True)
+@bounded(coefficient="> 0", gamma="in [0, 1]")
 class ReverseKl(Advantage):
     """Distillation on the policy's own answers: each token is worth how much likelier the reference finds it.
 
@@ -179,10 +180,6 @@ class ReverseKl(Advantage):
     coefficient: float = 1.0
     gamma: float = 0.0
     reads_rewards: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        is_discount = 0 <= self.gamma <= 1
-        check_bounds("ReverseKl", self, coefficient="> 0", gamma=(is_discount, "in [0, 1]"))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -244,6 +241,7 @@ class LambdaRule(Protocol):
 
 
 @dataclass(frozen=True)
+@bounded(value="in [0, 1]")
 class Fixed:
     """One lambda for every response.
 
@@ -254,9 +252,6 @@ class Fixed:
     """
 
     value: float = 0.95
-
-    def __post_init__(self) -> None:
-        check_bounds("Fixed", self, value=(0 <= self.value <= 1, "in [0, 1], as a lambda"))
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """Return the value for each response."""
@@ -295,6 +290,7 @@ class LengthAdaptive:
 
 
 @dataclass(frozen=True)
+@bounded(low="in [0, 1]", high="in [0, 1]")
 class LengthSigmoid:
     """lambda from how long a response is beside the others of its batch, between ``low`` and ``high``.
 

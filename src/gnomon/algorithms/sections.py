@@ -1,6 +1,5 @@
 """The sections of an algorithm: plain values that other rooms read, each checked when it is made."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +54,7 @@ class Prioritized:
 
 
 @dataclass(frozen=True)
+@bounded(lowest="above 0", highest="below 1", floor="in (0, 1]", step=">= 0", target="in [0, 1]")
 class Greso:
     """Shuffled epochs that skip prompts whose last visits taught nothing, before anything is generated.
 
@@ -84,18 +84,15 @@ class Greso:
             "Greso",
             self,
             lowest=(0 < self.lowest <= self.highest, f"above 0 and at most highest = {self.highest}"),
-            highest="below 1",
             initial=(
                 self.lowest <= self.initial <= self.highest,
                 f"from lowest = {self.lowest} to highest = {self.highest}",
             ),
-            floor="in (0, 1]",
-            step=">= 0",
-            target="in [0, 1]",
         )
 
 
 @dataclass(frozen=True)
+@bounded(rho_min="in (0, 1)", rho_max="in (0, 1)", d_half="> 0", n0="at least 1", prior=">= 0")
 class TrackerConfig:
     """A persistent success rate for each prompt, forgetting as fast as the policy drifts.
 
@@ -127,7 +124,6 @@ class TrackerConfig:
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
             raise ConfigError(f"TrackerConfig needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
-        check_bounds("TrackerConfig", self, d_half="> 0", n0="at least 1", prior=">= 0")
 
 
 @dataclass(frozen=True)
@@ -202,6 +198,7 @@ class TaskTeacher:
 
 
 @dataclass(frozen=True)
+@bounded("reference", decay="in (0, 1)")
 class ReferencePolicy:
     """Whose log-probabilities the reference has: the policy's own of some time, or a teacher's.
 
@@ -239,7 +236,7 @@ class ReferencePolicy:
                 'reference.prompt to what it shall know, such as "{question} (The answer is {answer}.)", or model = '
                 '"average"'
             )
-        check_bounds("reference", self, decay="in (0, 1)", model=(bool(self.model), "a name"))
+        check_bounds("reference", self, model=(bool(self.model), "a name"))
         named = [teacher.task for teacher in self.tasks]
         if len(set(named)) < len(named):
             raise ConfigError(f"reference.tasks names a task twice: {named}; one teacher each")
@@ -252,6 +249,16 @@ class ReferencePolicy:
 
 
 @dataclass(frozen=True)
+@bounded(
+    capacity="at least 1",
+    per_prompt="at least 1",
+    every="at least 1",
+    rows="at least 1",
+    updates="at least 1",
+    learning_rate_ratio="> 0 and finite",
+    value_coefficient=">= 0 and finite",
+    above="finite",
+)
 class SelfImitationBuffer:
     """Imitation of the best responses so far: a buffer of them, and updates of their own every few steps.
 
@@ -278,17 +285,6 @@ class SelfImitationBuffer:
     weigh: Literal["all", "surplus"] = "all"
     learning_rate_ratio: float = 1.0
     value_coefficient: float = 0.01
-
-    def __post_init__(self) -> None:
-        counts = {n: getattr(self, n) for n in ("capacity", "per_prompt", "every", "rows", "updates")}
-        check_bounds(
-            "SelfImitationBuffer",
-            self,
-            **{name: (count >= 1, "at least 1") for name, count in counts.items()},
-            learning_rate_ratio="> 0 and finite",
-            value_coefficient=">= 0 and finite",
-            above=(math.isfinite(self.above), "a finite reward"),
-        )
 
 
 @dataclass(frozen=True)

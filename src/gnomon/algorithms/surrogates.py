@@ -23,6 +23,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
+@bounded(dual="> 1")
 class ClippedSurrogate:
     """The worse of the ratio and the clipped ratio: no gradient once a token moved far enough the right way.
 
@@ -46,7 +47,6 @@ class ClippedSurrogate:
                 f"ClippedSurrogate compares with a Clip, got a {type(self.trust).__name__}; "
                 "caps belong to PolicyGradient"
             )
-        check_bounds("ClippedSurrogate", self, dual="> 1")
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how often the clipped branch strictly won."""
@@ -127,6 +127,7 @@ class PolicyGradient:
 
 
 @dataclass(frozen=True)
+@bounded(share="in (0, 1)", low="above 0", low_end="below 1", high="above 1", low_step="> 0", high_step="> 0")
 class BalancedSurrogate:
     """PPO's clip with a band that widens until tokens of positive advantage make their share of the loss.
 
@@ -155,12 +156,8 @@ class BalancedSurrogate:
         check_bounds(
             "BalancedSurrogate",
             self,
-            share="in (0, 1)",
             low=(0 < self.low <= self.low_end, "above 0 and at most low_end"),
-            low_end="below 1",
             high=(1 < self.high <= self.high_end, "above 1 and at most high_end"),
-            low_step="> 0",
-            high_step="> 0",
         )
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
@@ -372,6 +369,7 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+@bounded(beta="> 0", smoothing="in [0, 0.5)")
 class PreferenceLoss:
     """Of two answers to a question, the one with the positive advantage shall gain more on the reference.
 
@@ -394,9 +392,7 @@ class PreferenceLoss:
 
     def __post_init__(self) -> None:
         is_share = self.smoothing == 0 or (self.loss == "logistic" and 0 <= self.smoothing < 0.5)
-        check_bounds(
-            "PreferenceLoss", self, beta="> 0", smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"')
-        )
+        check_bounds("PreferenceLoss", self, smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"'))
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
         """Return each token's share of its pair's margin, and the pair."""

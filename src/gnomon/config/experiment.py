@@ -17,7 +17,7 @@ from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.reading import as_json, parse_override, read
-from gnomon.core.errors import ConfigError, check_bounds, unknown
+from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
     BudgetConfig,
     CheckpointConfig,
@@ -50,6 +50,7 @@ _KINDS = ("task.kind", "evaluation.task.kind")
 
 
 @dataclass(frozen=True)
+@bounded("evaluation", every="at least 0", samples="at least 0")
 class EvaluationConfig:
     """When and on what a run is evaluated.
 
@@ -75,7 +76,6 @@ class EvaluationConfig:
     sampling: EvalSampling = EvalSampling()
 
     def __post_init__(self) -> None:
-        check_bounds("evaluation", self, every="at least 0", samples="at least 0")
         if self.task is not None and self.tasks:
             raise ConfigError(
                 f"evaluation.task = '{self.task.name}' and evaluation.tasks are both given; name it among the tasks"
@@ -90,6 +90,13 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+@bounded(
+    None,
+    epochs="above 0 and finite",
+    max_length="at least 2 tokens",
+    rollouts_per_step="at least 1",
+    max_staleness="0 (synchronous) or more steps",
+)
 class Experiment:
     """Everything that a run depends on, beside the machine.
 
@@ -184,10 +191,8 @@ class Experiment:
         written = to_table(self)
         check_texts(written)
         check_values(written)
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ConfigError(f"epochs must be above 0, got {self.epochs:g}")
         each = self.algorithm.num_generations
-        if self.rollouts_per_step < 1 or self.rollouts_per_step % each:
+        if self.rollouts_per_step % each:
             raise ConfigError(
                 f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {each} "
                 f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
@@ -263,8 +268,6 @@ def _allow_packages(experiment: Experiment) -> None:
 
 def _check_staleness(experiment: Experiment) -> None:
     bound, slack = experiment.staleness_bound, experiment.staleness.slack
-    if bound < 0:
-        raise ConfigError(f"max_staleness must be 0 (synchronous) or more steps, got {bound}")
     if bound > _STALEST:
         name = "staleness.limit" if experiment.max_staleness == "measured" else "max_staleness"
         raise ConfigError(
@@ -294,8 +297,6 @@ def _check_supervised(experiment: Experiment) -> None:
         if experiment.evaluation.samples == 0:
             raise ConfigError("evaluation.samples must be at least 1 (0 is for supervised fine-tuning), got 0")
         return
-    if experiment.max_length is not None and experiment.max_length < 2:
-        raise ConfigError(f"max_length must be at least 2, got {experiment.max_length}")
     if experiment.environment is not None:
         raise ConfigError(
             "supervised fine-tuning trains on the dataset's answers, and an environment replies to generated ones; "

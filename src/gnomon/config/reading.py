@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
-from gnomon.core.errors import ConfigError, ModelError, unknown
+from gnomon.core.errors import ConfigError, ModelError, holds, unknown
 from gnomon.core.sections import ENGINE_KINDS, check_values
 from gnomon.core.tables import canonical, parse_toml
 
@@ -212,8 +212,9 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
     """
     at = key.rpartition(".")[0]
     path = re.sub(r"\.\d+(?=\.|$)", ".N", key).replace("evaluation.tasks.N", "evaluation.tasks")
+    path = re.sub(r"^(evaluation\.tasks?\.task|evaluation\.task|task\.parts\.N\.task)(?=\.)", "task", path)
     path = path.replace(".verifier.", ".")
-    section, _, name = re.sub(r"^evaluation\.task(?=\.)", "task", path).rpartition(".")
+    section, _, name = path.rpartition(".")
     known = _settings_below().get(section, {})
     if kinds.get(at) in {kind for types in known.values() for kind in types}:
         known = {name: types for name, types in known.items() if {"", kinds[at]} & types.keys()}
@@ -233,6 +234,10 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         raise ConfigError(f"{key} = {value!r}: should be {said}")
     if isinstance(value, int | float):
         check_values(dict([_nested(key, value)]))
+    bounds = known_names()["bounds"].get(path, {})
+    found = sorted({bound for kind, bound in bounds.items() if kind in ("", kinds.get(at, kind))})
+    if found and not any(not bound or holds(bound, value) for bound in found):
+        raise ConfigError(f"{key} must be {' or '.join(found)}, got {value!r}")
 
 
 @cache

@@ -20,7 +20,7 @@ from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment
 from gnomon.config.foreign_names import ALIASES
 from gnomon.config.reading import check_setting
-from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.errors import ConfigError, bounds_of, unknown
 from gnomon.core.tables import members
 from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
 from gnomon.tasks.build import NAMED
@@ -48,6 +48,7 @@ class Setting:
         meaning: What the setting does, with its unit and range.
         kind: Name of the task, reward or environment that has the setting; "" for a setting of every experiment.
         aliases: Other libraries' names that are understood at the top of an experiment.
+        bound: What a number may be, as `gnomon.core.errors.holds` reads it; "" for any.
     """
 
     key: str
@@ -56,6 +57,7 @@ class Setting:
     meaning: str
     kind: str = ""
     aliases: tuple[str, ...] = ()
+    bound: str = ""
 
     def __str__(self) -> str:
         given = "must be given" if self.default is None else f"default {self.default}"
@@ -125,7 +127,8 @@ def _of(cls: type, path: str, kind: str) -> Iterator[Setting]:
         below = _classes(hints[f.name]) if cls is not Algorithm or f.name == "updates" else []
         if not is_reward:
             said = kind_of(hints[f.name]) if cls is Algorithm else _type(hints[f.name])
-            yield Setting(key, said, _default(f), meanings.get(f.name, ""), kind, _aliases(key))
+            bound = bounds_of(cls).get(f.name, "")
+            yield Setting(key, said, _default(f), meanings.get(f.name, ""), kind, _aliases(key), bound)
         if f.name == "task" and path:
             continue
         if len(below) > 1:
@@ -234,10 +237,19 @@ def as_names() -> str:
     pieces = {"": {"preset", "piece", *(f.name for f in fields(Algorithm)), *ALGORITHM_ALIASES}}
     for place, fitting in slots().items():
         pieces[place] = {"piece", *(f.name for piece in fitting.values() for f in fields(piece) if f.init)}
+    bounds = {"algorithm.num_generations": {"": "at least 1"}}  # an algorithm says it with the change that mends it
+    for setting in settings():
+        bounds.setdefault(setting.key, {}).setdefault(setting.kind, setting.bound)
+    for place, fitting in slots().items():
+        within = place.replace("regularizers", "regularizers.N")
+        for name, piece in fitting.items():
+            for f in fields(piece):
+                bounds.setdefault(f"algorithm.{within}.{f.name}", {})[name] = bounds_of(piece).get(f.name, "")
     names = {
         "keys": dict(sorted(keys.items())),
         "pieces": {place: sorted(found) for place, found in pieces.items()},
         "named pieces": {name: piece.__name__ for name, piece in named_pieces().items()},
+        "bounds": {key: found for key, found in sorted(bounds.items()) if any(found.values())},
         "aliases": sorted({alias for setting in settings() for alias in setting.aliases}),
         "algorithms": [*ALGORITHMS],
         "rewards": sorted(kinds("rewards")),

@@ -31,7 +31,7 @@ import difflib
 import errno
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 
@@ -143,16 +143,26 @@ def refusal_of(error: BaseException) -> OSError | None:
 
 _BOUND = re.compile(
     r"(?P<least>[-\d.]+)(?: \([\w ]+\))? or more.*|(?P<sign>at least|>=|above|>|below) (?P<edge>[-\d.]+)(?: and below "
-    r"(?P<top>[-\d.]+))?.*|in (?P<open>[\[(])(?P<low>[-\d.]+), (?P<high>[-\d.]+)(?P<close>[\])])"
+    r"(?P<top>[-\d.]+))?.*|in (?P<open>[\[(])(?P<low>[-\d.]+), (?P<high>[-\d.]+)(?P<close>[\])])|finite"
 )
 
 
-def _holds(bound: str, value: Any) -> bool:
-    """Whether a number is within a bound in words: "at least 1 token", "> 0 and finite", "in (0, 1]"."""
+def holds(bound: str, value: Any) -> bool:
+    """Whether a number, or each of a list, is within a bound in words; what is no number is within all of them.
+
+    >>> holds("at least 1 token", 0), holds("> 0 and finite", float("inf")), holds("in (0, 1]", [1, 0.5])
+    (False, False, True)
+    """
+    if isinstance(value, tuple | list):
+        return all(holds(bound, each) for each in value)
+    if value is None or isinstance(value, str | Mapping):
+        return True
     found = _BOUND.fullmatch(bound)
     assert found is not None, f"'{bound}' is no bound in words"
     if bound.endswith("finite") and not math.isfinite(value):
         return False
+    if bound == "finite":
+        return True
     if found["open"]:
         low, high = float(found["low"]), float(found["high"])
         is_above = value > low if found["open"] == "(" else value >= low
@@ -184,9 +194,9 @@ def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) ->
     broken = []
     for name, bound in bounds.items():
         value = getattr(piece, name)
-        holds, said = (value is None or _holds(bound, value), bound) if isinstance(bound, str) else bound
-        if not holds:
-            broken.append(f"{where}.{name} must be {said}, got {value!r}")
+        is_within, said = (holds(bound, value), bound) if isinstance(bound, str) else bound
+        if not is_within:
+            broken.append(f"{where}{'.' if where else ''}{name} must be {said}, got {value!r}")
     if broken:
         raise ConfigError("; ".join(broken))
 
@@ -194,11 +204,14 @@ def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) ->
 C = TypeVar("C")
 
 
-def bounded(where: str = "", **bounds: str) -> Callable[[type[C]], type[C]]:
+def bounded(where: str | None = "", **bounds: str) -> Callable[[type[C]], type[C]]:
     """Check the fields of a dataclass against `check_bounds` whenever it is made; stands below ``@dataclass``.
 
+    What the class checks itself, in ``__post_init__``, comes after it. `bounds_of` are the bounds, so that settings are
+    refused before torch is imported (`gnomon.config.reading`).
+
     Args:
-        where: As of `check_bounds`; the name of the class by default.
+        where: As of `check_bounds`; the name of the class by default, None for fields at the top of an experiment.
         bounds: As of `check_bounds`, in words.
 
     >>> from dataclasses import dataclass
@@ -213,13 +226,23 @@ def bounded(where: str = "", **bounds: str) -> Callable[[type[C]], type[C]]:
     """
 
     def with_check(cls: type[C]) -> type[C]:
+        own: Callable[[C], None] = vars(cls).get("__post_init__", lambda self: None)
+
         def __post_init__(self: C) -> None:
-            check_bounds(where or cls.__name__, self, **bounds)
+            check_bounds(cls.__name__ if where == "" else where or "", self, **bounds)
+            own(self)
 
         cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+        cls.__bounds__ = bounds  # type: ignore[attr-defined]
         return cls
 
     return with_check
+
+
+def bounds_of(cls: type) -> Mapping[str, str]:
+    """Return what `bounded` checks of each field of a class, in words."""
+    found: Mapping[str, str] = getattr(cls, "__bounds__", {})
+    return found
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gnomon.core.errors import ConfigError, bounded, check_bounds, shortened
+from gnomon.core.errors import ConfigError, bounded, shortened
 from gnomon.core.redaction import check_no_secret
 
 MOST_TOKENS = 64
 """Rollouts of a step that may be looked at token by token."""
 
 
+_DRAWN = {
+    "temperature": "0 (greedy) or more, and finite", "top_p": "in (0, 1]", "top_k": "0 (every token) or more",
+    "min_p": "in [0, 1)", "max_completion_length": "at least 1 token",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
+@bounded("sampling", **_DRAWN)
 class SamplingConfig:
     """How answers are drawn.
 
@@ -32,7 +39,7 @@ class SamplingConfig:
             otherwise.
 
     Raises:
-        ConfigError: A stop text is empty, too long, or there are too many.
+        ConfigError: A number is out of range; a stop text is empty, too long, or there are too many.
     """
 
     temperature: float = 1.0
@@ -77,6 +84,7 @@ def _check_stop(key: str, stop: str | tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
+@bounded("evaluation.sampling", **_DRAWN)
 class EvalSampling:
     """How held-out answers are drawn. What is not set is as in training, which a run says at its start.
 
@@ -104,15 +112,6 @@ class EvalSampling:
 
     def __post_init__(self) -> None:
         _check_stop("evaluation.sampling.stop", self.stop or ())
-        check_bounds(
-            "evaluation.sampling",
-            self,
-            temperature=(self.temperature is None or 0 <= self.temperature < math.inf, "0 (greedy) or more"),
-            top_p="in (0, 1]",
-            top_k="0 (every token) or more",
-            min_p="in [0, 1)",
-            max_completion_length="at least 1 token",
-        )
 
     @property
     def given(self) -> dict[str, Any]:
@@ -156,6 +155,14 @@ STARTED = "start"
 
 
 @dataclass(frozen=True)
+@bounded(
+    "engine",
+    max_concurrent="at least 1",
+    count="at least 1",
+    kept_gib="0 (nothing) or more GiB, and finite",
+    timeout_seconds="> 0",
+    tensor_parallel="at least 1",
+)
 class EngineConfig:
     """What generates the answers.
 
@@ -197,15 +204,6 @@ class EngineConfig:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "engine",
-            self,
-            max_concurrent="at least 1",
-            count="at least 1",
-            kept_gib="0 (nothing) or more GiB, and finite",
-            timeout_seconds="> 0",
-            tensor_parallel="at least 1",
-        )
         if self.kind not in ("local", "vllm") and not self.is_own:
             raise ConfigError(f"engine.kind = {self.kind!r}: should be {ENGINE_KINDS}")
         if self.settings and not self.is_own:
@@ -260,6 +258,12 @@ class StalenessConfig:
 
 
 @dataclass(frozen=True)
+@bounded(
+    "budget",
+    tokens="0 (no limit) or more",
+    seconds="0 (no limit) or more, and finite",
+    evaluations="0 or more",
+)
 class BudgetConfig:
     """What a run may spend. It ends with the step that reaches the budget, or after `Experiment.steps`.
 
@@ -281,13 +285,6 @@ class BudgetConfig:
     evaluations: int = 0
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "budget",
-            self,
-            tokens="0 (no limit) or more",
-            seconds="0 (no limit) or more, and finite",
-            evaluations="0 or more",
-        )
         if self.evaluations and not self.is_set:
             raise ConfigError("budget.evaluations are shares of a budget; set budget.tokens or budget.seconds")
 
@@ -368,6 +365,7 @@ STORE = "store"
 
 
 @dataclass(frozen=True)
+@bounded("cluster", graders="at least 1", start_seconds="above 0 and finite")
 class ClusterConfig:
     """Whether learners, engines and graders run on a Ray cluster, and on which.
 
@@ -409,10 +407,6 @@ class ClusterConfig:
                 f"cluster.transfer = '{self.transfer}' is a way of weights on a cluster; set cluster.kind = 'ray', or "
                 "remove it"
             )
-        if self.graders < 1 or not 0 < self.start_seconds < math.inf:
-            raise ConfigError(
-                f"cluster needs graders >= 1 and start_seconds > 0, got {self.graders} and {self.start_seconds}"
-            )
 
     @property
     def is_broadcasting(self) -> bool:
@@ -430,6 +424,7 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True)
+@bounded("records", tokens=f"in [0, {MOST_TOKENS}]")
 class RecordConfig:
     """What is written down beside metrics.
 
@@ -450,10 +445,6 @@ class RecordConfig:
     sinks: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"], ...] = ()
     aliases: bool = False
     tokens: int = 8
-
-    def __post_init__(self) -> None:
-        is_bound = 0 <= self.tokens <= MOST_TOKENS
-        check_bounds("records", self, tokens=(is_bound, f"from 0 to {MOST_TOKENS} rollouts a step"))
 
 
 @dataclass(frozen=True)
@@ -483,6 +474,7 @@ _MOST = {
     "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
     "processes": 10**5, "steps": 10**12, "tokens": 10**15,
 }  # fmt: skip
+_MOST_REAL = 10**9
 _NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness", "chat_template_kwargs")
 _LAST_SEED = 2**63 - 1
 """Generators of Python, NumPy and torch all begin with any seed from 0 to this."""
@@ -508,8 +500,8 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
             check_values(value, place, is_counted_here)
         elif isinstance(value, list):
             check_values({str(number): inner for number, inner in enumerate(value)}, place, is_counted_here)
-        elif isinstance(value, float) and not math.isfinite(value):
-            _check_finite(value, place)
+        elif isinstance(value, float):
+            _check_real(value, place, is_counted_here)
         elif isinstance(value, int):
             _check_count(key, value, place, is_counted_here)
         elif value is None:
@@ -543,11 +535,13 @@ def _check_text(text: str, place: str) -> None:
         ) from None
 
 
-def _check_finite(value: float, place: str) -> None:
+def _check_real(value: float, place: str, is_counted: bool) -> None:
     # Infinity leaves a bound out. Which of an algorithm's numbers are bounds is checked with its pieces.
     is_bound = place.startswith("algorithm.") or place == "learner.optimizer.max_gradient_norm"
-    if value != math.inf or not is_bound:
+    if not math.isfinite(value) and (value != math.inf or not is_bound):
         raise ConfigError(f"{place} = {value} is no finite number; write one, or remove the key")
+    if is_counted and not is_bound and abs(value) > _MOST_REAL:  # seconds and bytes that no clock and no integer has
+        raise ConfigError(f"{place} = {value} is beyond {_MOST_REAL}, the most that can be meant here")
 
 
 def _check_count(key: str, value: int, place: str, is_counted: bool) -> None:

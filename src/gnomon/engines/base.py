@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError
 from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Completion, Snapshot
 from gnomon.models.transfer.fingerprint import Fingerprint
@@ -29,18 +29,6 @@ class Sampling(SamplingConfig):
     top_logprobs: int | None = None
     tokenizer: str = ""
     trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(
-            "sampling",
-            self,
-            temperature=(self.temperature >= 0, "0 (greedy) or more"),
-            top_p=(0 < self.top_p <= 1, "in (0, 1]"),
-            top_k=(self.top_k >= 0, ">= 0 (0 keeps every token)"),
-            min_p=(0 <= self.min_p < 1, "in [0, 1)"),
-            max_completion_length=(self.max_completion_length > 0, "> 0"),
-        )
 
     @property
     def is_greedy(self) -> bool:

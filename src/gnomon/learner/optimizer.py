@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gnomon.core.errors import CheckpointError, NotFiniteError, check_bounds
+from gnomon.core.errors import CheckpointError, NotFiniteError, bounded, check_bounds
 from gnomon.core.failpoints import reach
 from gnomon.core.types import Loan, State
 from gnomon.learner.coded_moments import CodedAdamW, CodedMoment
@@ -19,6 +19,16 @@ from gnomon.learner.precision import Masters
 
 
 @dataclass(frozen=True)
+@bounded(
+    "learner.optimizer",
+    learning_rate="> 0 and finite",
+    warmup_steps="0 or more steps, and finite",
+    final_fraction="in [0, 1]",
+    betas="in [0, 1)",
+    epsilon="> 0 and finite",
+    weight_decay=">= 0 and finite",
+    max_gradient_norm="> 0 (inf never clips)",
+)
 class OptimizerConfig:
     """Settings of AdamW and the schedule of its learning rate.
 
@@ -63,17 +73,11 @@ class OptimizerConfig:
         check_bounds(
             "learner.optimizer",
             self,
-            learning_rate=(0 < self.learning_rate < math.inf, "> 0 and finite"),
             schedule=(self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
             warmup_steps=(
                 0 <= self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps) >= 1,
                 "a number of steps, or their share below 1",
             ),
-            final_fraction=(0 <= self.final_fraction <= 1, "in [0, 1]"),
-            betas=(all(0 <= beta < 1 for beta in self.betas), "in [0, 1)"),
-            epsilon=(0 < self.epsilon < math.inf, "> 0 and finite"),
-            weight_decay=(0 <= self.weight_decay < math.inf, ">= 0 and finite"),
-            max_gradient_norm=(self.max_gradient_norm > 0, "> 0 (inf never clips)"),
             moments=(self.moments in ("float32", "8bit"), "float32 or 8bit"),
         )
 

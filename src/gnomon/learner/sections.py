@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.models.backbone import kept_for_backward
 from gnomon.models.device import memory_of
@@ -21,6 +21,12 @@ _LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True)
+@bounded(
+    "learner",
+    max_tokens_per_micro_batch="at least 1 token",
+    temperature="above 0 and finite",
+    processes="at least 1",
+)
 class LearnerConfig:
     """How the model is trained. Only ``optimizer`` and ``precision`` change a result beyond rounding.
 
@@ -53,12 +59,6 @@ class LearnerConfig:
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens_per_micro_batch is not None and self.max_tokens_per_micro_batch < 1:
-            raise ConfigError(f"learner.max_tokens_per_micro_batch must be > 0, got {self.max_tokens_per_micro_batch}")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"learner.temperature must be above 0, got {self.temperature:g}")
-        if self.processes < 1:
-            raise ConfigError(f"learner.processes must be at least 1, got {self.processes}")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ConfigError(f"learner.precision must be auto, fp32 or bf16, got '{self.precision}'")
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gnomon.core.atomic_files import read_plain, read_plain_text
-from gnomon.core.errors import ConfigError, ModelError, unknown
+from gnomon.core.errors import ConfigError, ModelError, bounded, unknown
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.quantized import KINDS, Kind, layers_of
 from gnomon.models.token_strings import first_line
@@ -101,6 +101,7 @@ _PROBED_TOKENS = 16
 
 
 @dataclass(frozen=True)
+@bounded("lora", rank="at least 1", alpha="> 0 and finite")
 class LoraConfig:
     """Train W + (alpha / rank) B A with W frozen, instead of W.
 
@@ -127,8 +128,6 @@ class LoraConfig:
     base: Literal["unquantized", "nf4", "int8"] = "unquantized"
 
     def __post_init__(self) -> None:
-        if self.rank <= 0 or self.alpha <= 0:
-            raise ConfigError(f"lora: rank and alpha must be > 0, got rank={self.rank}, alpha={self.alpha}")
         if self.base not in ("unquantized", *KINDS):
             raise ConfigError(f"lora: {unknown('base', self.base, ['unquantized', *KINDS])}")
         if not self.targets or (isinstance(self.targets, str) and self.targets != ALL_LINEAR):

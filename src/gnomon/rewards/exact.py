@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.rewards.answers import Extract, extract, final_answer, last_boxed, same_answer, squeezed, with_open_box
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.numbers import Number, Which, choose_number, find_numbers, parse_number
@@ -49,6 +49,7 @@ class Exact(Verifier):
 
 
 @dataclass(frozen=True)
+@bounded(tolerance=">= 0 and finite")
 class Numeric(Verifier):
     """1.0 if a number of the completion equals the answer's, in exact rational arithmetic, else 0.0.
 
@@ -74,10 +75,6 @@ class Numeric(Verifier):
     column: str = "answer"
     must_end: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < float("inf"):
-            raise ConfigError(f"Numeric.tolerance is an absolute difference >= 0, got {self.tolerance}")
-
     def __call__(self, sample: Sample) -> float:
         """Find both numbers and compare them."""
         gold = _gold_number(text_column(sample, self.column), self.column)
@@ -99,6 +96,7 @@ class Numeric(Verifier):
 
 
 @dataclass(frozen=True)
+@bounded(tolerance=">= 0 and finite")
 class Boxed(Verifier):
     r"""1.0 if the content of the last balanced ``\boxed{...}`` or ``\fbox{...}`` is the answer, else 0.0.
 
@@ -116,10 +114,6 @@ class Boxed(Verifier):
     kind: Literal["boxed"] = field(default="boxed", kw_only=True)
     tolerance: float = 0.0
     column: str = "answer"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < float("inf"):
-            raise ConfigError(f"Boxed.tolerance is an absolute difference >= 0, got {self.tolerance}")
 
     def __call__(self, sample: Sample) -> float:
         """Find the box and compare its content."""
@@ -206,6 +200,7 @@ class Parsable(Verifier):
 
 
 @dataclass(frozen=True)
+@bounded(buffer="above 0", factor=">= 0 and finite")
 class LengthPenalty:
     """Lower the reward linearly over the last ``buffer`` tokens of the budget, by ``factor`` at its end.
 
@@ -233,7 +228,6 @@ class LengthPenalty:
             "LengthPenalty",
             self,
             buffer=(0 < self.buffer <= most, f"above 0 and at most max_length = {self.max_length} tokens"),
-            factor=(0 <= self.factor < math.inf, ">= 0 and finite"),
         )
 
     def __call__(self, sample: Sample) -> float:

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
@@ -46,6 +45,7 @@ LONGEST_ANSWER = 200
 
 
 @dataclass(frozen=True)
+@bounded("reward", weight="finite")
 class WeightedReward:
     """One part of a reward: ``weight * verifier(sample)``.
 
@@ -63,10 +63,6 @@ class WeightedReward:
     weight: float = 1.0
     name: str | None = None
     within: Where = "anywhere"
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise ConfigError(f"a reward's weight is a finite number, got {self.weight}")
 
     @property
     def part(self) -> str:

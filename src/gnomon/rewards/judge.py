@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import bounded, check_bounds
 from gnomon.rewards.base import Sample, Verifier, VerifierError
 from gnomon.rewards.function import spoken_by
 
@@ -22,6 +22,19 @@ MEASURES = ("_agreement", "_tokens", "_cost")
 
 
 @dataclass(frozen=True)
+@bounded(
+    criterion_weights="> 0 and finite",
+    votes="at least 1",
+    max_disagreement="in [0, 1]",
+    temperature=">= 0 and finite",
+    max_tokens="at least 1",
+    attempts="at least 1",
+    timeout_seconds="above 0 and finite",
+    pause_seconds=">= 0 and finite",
+    concurrency="at least 1",
+    input_price=">= 0 and finite",
+    output_price=">= 0 and finite",
+)
 class RubricJudge(Verifier):
     """The mean over votes of a judge's weighted grades, each criterion from 0 to 1.
 
@@ -96,15 +109,6 @@ class RubricJudge(Verifier):
                 self.votes >= 1 and (self.over == "answer" or self.votes % 2 == 0),
                 'at least 1, and even with over = "group", where each order is asked for in reverse too',
             ),
-            max_disagreement=(0 <= self.max_disagreement <= 1, "in [0, 1]"),
-            temperature=(0 <= self.temperature < math.inf, ">= 0 and finite"),
-            max_tokens=(self.max_tokens >= 1, "at least 1"),
-            attempts=(self.attempts >= 1, "at least 1"),
-            timeout_seconds=(0 < self.timeout_seconds < math.inf, "above 0 and finite"),
-            pause_seconds=(0 <= self.pause_seconds < math.inf, ">= 0 and finite"),
-            concurrency=(self.concurrency >= 1, "at least 1"),
-            input_price=(0 <= self.input_price < math.inf, ">= 0 and finite"),
-            output_price=(0 <= self.output_price < math.inf, ">= 0 and finite"),
         )
 
     def __call__(self, sample: Sample) -> float:

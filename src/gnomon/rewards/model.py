@@ -1,14 +1,14 @@
 """A reward model: a sequence classifier, or a language model with a value head, that scores answers."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.rewards.base import Sample, Verifier, VerifierError
 
 
 @dataclass(frozen=True)
+@bounded(mean="finite", std="above 0 and finite", max_length="at least 1", batch_size="at least 1")
 class RewardModel(Verifier):
     """The score of a reward model for question and answer: (scaling(logit) - mean) / std.
 
@@ -51,14 +51,6 @@ class RewardModel(Verifier):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "RewardModel",
-            self,
-            mean=(math.isfinite(self.mean), "finite"),
-            std=(0 < self.std < math.inf, "above 0 and finite"),
-            max_length=(self.max_length is None or self.max_length >= 1, "at least 1"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-        )
         if self.form == "pair" and self.truncation != "none":
             raise ConfigError(
                 f"RewardModel.truncation = '{self.truncation}' would cut the marks between question and answer of the "

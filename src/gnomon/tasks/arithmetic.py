@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import bounded, check_bounds
 from gnomon.tasks.question import Question, digest
 
 _OPERATORS = "+-*"
 
 
 @dataclass(frozen=True)
+@bounded("arithmetic", terms="at least 1", lowest="at least 0", size="at least 1")
 class ArithmeticTask:
     """Expressions such as ``3+4=`` with their values.
 
@@ -47,11 +48,9 @@ class ArithmeticTask:
         check_bounds(
             "arithmetic",
             self,
-            terms=(self.terms >= 1, "at least 1"),
             lowest=(0 <= self.lowest <= self.highest, f"from 0 to highest = {self.highest}"),
             operators=(are_known, f"some of {' '.join(_OPERATORS)}"),
             phrase=(self.phrase.count("{}") == 1, "a text with {} in it once"),
-            size=(self.size >= 1, "at least 1"),
         )
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from gnomon.core.errors import ConfigError, DatasetError, check_bounds, unknown
+from gnomon.core.errors import ConfigError, DatasetError, bounded, check_bounds, unknown
 from gnomon.core.progress import counted
 from gnomon.core.sections import EvalSampling
 from gnomon.rewards.exact import Numeric
@@ -29,6 +29,7 @@ _Read = TableTask | PublishedTask | BenchmarkTask
 
 
 @dataclass(frozen=True)
+@bounded("mixture", weight="> 0 and finite")
 class WeightedTask:
     """One part of a mixture.
 
@@ -40,12 +41,9 @@ class WeightedTask:
     task: SingleTask
     weight: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ConfigError(f"mixture: a weight must be > 0, got {self.weight} for '{self.task.name}'")
-
 
 @dataclass(frozen=True)
+@bounded("mixture", size="at least 1")
 class MixtureTask:
     """Several tasks as one, in proportion to their weights.
 
@@ -65,9 +63,7 @@ class MixtureTask:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "mixture", self, parts=(bool(self.parts), "at least one task"), size=(self.size >= 1, "at least 1")
-        )
+        check_bounds("mixture", self, parts=(bool(self.parts), "at least one task"))
 
     @property
     def name(self) -> str:
@@ -103,6 +99,7 @@ _SOME = 200
 
 
 @dataclass(frozen=True)
+@bounded("evaluation.tasks", samples="at least 1", size="at least 1")
 class EvalTask:
     """One of several sets of held-out questions, and how it is asked. Its name alone stands for all defaults.
 
@@ -125,14 +122,6 @@ class EvalTask:
     size: int | None = None
     sampling: EvalSampling = EvalSampling()
     rewards: tuple[WeightedReward, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "evaluation.tasks",
-            self,
-            samples=(self.samples is None or self.samples >= 1, "at least 1"),
-            size=(self.size is None or self.size >= 1, "at least 1"),
-        )
 
     @property
     def label(self) -> str:

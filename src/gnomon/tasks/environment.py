@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from gnomon.core.errors import ConfigError, check_bounds
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.redaction import check_no_secret
 from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
@@ -70,6 +70,17 @@ _NEEDS: Mapping[Kind, str] = {
 
 
 @dataclass(frozen=True)
+@bounded(
+    "environment",
+    max_turns="at least 1",
+    max_calls="at least 1",
+    max_prompt_tokens="at least 0",
+    max_turn_tokens="at least 0",
+    max_reply_tokens="at least 1",
+    timeout_seconds="above 0",
+    max_concurrent="at least 1",
+    memory_gib="at least 0",
+)
 class EnvironmentConfig:
     """What replies to answers, and within which limits.
 
@@ -119,18 +130,6 @@ class EnvironmentConfig:
     variables: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_bounds(
-            "environment",
-            self,
-            max_turns=(self.max_turns >= 1, "at least 1"),
-            max_calls=(self.max_calls >= 1, "at least 1"),
-            max_prompt_tokens=(self.max_prompt_tokens >= 0, "at least 0"),
-            max_turn_tokens=(self.max_turn_tokens >= 0, "at least 0"),
-            max_reply_tokens=(self.max_reply_tokens >= 1, "at least 1"),
-            timeout_seconds=(self.timeout_seconds > 0, "above 0"),
-            max_concurrent=(self.max_concurrent >= 1, "at least 1"),
-            memory_gib=(self.memory_gib >= 0, "at least 0"),
-        )
         check_names(self.packages)
         has_use, has_tools = bool(self.use), bool(self.tools)
         of_agent = bool(self.command) + bool(self.server)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.core.errors import ConfigError, DatasetError, bounded, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import working
 from gnomon.tasks import isolated
@@ -14,6 +14,7 @@ from gnomon.tasks.question import Question, digest
 
 
 @dataclass(frozen=True)
+@bounded("reasoning_gym", size="at least 1")
 class ReasoningGymTask:
     """Questions of one reasoning-gym generator. A question is made when it is first asked for, and kept.
 
@@ -39,10 +40,6 @@ class ReasoningGymTask:
     suffix: str = ""
     size: int = 1000
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"reasoning_gym {self.generator}: size must be >= 1, got {self.size}")
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from gnomon.core.errors import ConfigError, DatasetError, check_bounds
+from gnomon.core.errors import ConfigError, DatasetError, bounded
 from gnomon.core.progress import counted
 from gnomon.tasks.question import Dataset, Item, Question, comparison_key, digest
 
@@ -20,6 +20,7 @@ RESERVED = range(20_260_101, 20_260_201)
 
 
 @dataclass(frozen=True)
+@bounded("held_out", size="at least 0", fraction="above 0 and below 1")
 class HeldOut:
     """How many questions are kept for evaluation.
 
@@ -39,14 +40,6 @@ class HeldOut:
     size: int | None = None
     fraction: float = 0.1
     seed: int = RESERVED.start
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "held_out",
-            self,
-            size=(self.size is None or self.size >= 0, "at least 0"),
-            fraction=(0 < self.fraction < 1, "above 0 and below 1"),
-        )
 
     @property
     def most(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, bounded
 from gnomon.rewards.base import Sample, Verifier, VerifierError, column
 from gnomon.rewards.code.cases import Case, Cases, StdinCase, read_cases
 from gnomon.rewards.code.isolated import judge_isolated
@@ -28,6 +28,7 @@ Credit = Literal["all", "each"]
 
 
 @dataclass(frozen=True)
+@bounded(tolerance=">= 0 and finite", case_seconds="> 0", total_seconds="> 0")
 class Code(Verifier):
     """1.0 if the completion's program passes every case of the tests column, else 0.0.
 
@@ -62,11 +63,9 @@ class Code(Verifier):
 
     def __post_init__(self) -> None:
         check_names(self.packages)
-        if not 0 <= self.tolerance < float("inf"):
-            raise ConfigError(f"Code.tolerance is a difference >= 0, got {self.tolerance}")
-        if not 0 < self.case_seconds <= self.total_seconds:
+        if self.case_seconds > self.total_seconds:
             raise ConfigError(
-                f"Code needs 0 < case_seconds <= total_seconds, got {self.case_seconds:g} and {self.total_seconds:g}"
+                f"Code needs case_seconds <= total_seconds, got {self.case_seconds:g} and {self.total_seconds:g}"
             )
 
     def prepare(self) -> None:

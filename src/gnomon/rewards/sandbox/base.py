@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gnomon.core.errors import check_bounds
+from gnomon.core.errors import bounded
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,15 @@ class Sandbox(Protocol):
 
 
 @dataclass(frozen=True)
+@bounded(
+    "sandbox",
+    wall_seconds="above 0",
+    cpu_seconds="at least 1",
+    memory_mib="at least 64",
+    output_kib="at least 1",
+    files_mib="at least 1",
+    threads="at least 1",
+)
 class SandboxLimits:
     """What one program may use.
 
@@ -57,15 +66,3 @@ class SandboxLimits:
     output_kib: int = 1024
     files_mib: int = 16
     threads: int = 64
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "sandbox",
-            self,
-            wall_seconds=(self.wall_seconds > 0, "above 0"),
-            cpu_seconds=(self.cpu_seconds >= 1, "at least 1"),
-            memory_mib=(self.memory_mib >= 64, "at least 64"),
-            output_kib=(self.output_kib >= 1, "at least 1"),
-            files_mib=(self.files_mib >= 1, "at least 1"),
-            threads=(self.threads >= 1, "at least 1"),
-        )
