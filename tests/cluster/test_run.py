@@ -50,6 +50,37 @@ def test_learners_engines_and_graders_on_a_cluster_of_this_machine(tmp_path: Pat
     assert (run / "checkpoints" / "step-2" / "model.safetensors").is_file()
 
 
+ENGINES = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from examples.own_engine import Generate
+
+class Stale(Generate):
+    async def load(self, snapshot):
+        self.version = snapshot.version
+    async def fingerprints(self):
+        return None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "code"), [("Stale", 2), ("Generate", 0)])
+def test_an_engine_of_ones_own_is_tried_on_a_cluster_too(kind: str, code: int, tmp_path: Path):
+    """With halved weights before the first step: one that keeps its first ones is refused, and an honest one trains."""
+    file = tmp_path / "mine.py"
+    file.write_text(ENGINES)
+    layout = [each.replace("engine.count=2", "engine.count=1") for each in LAYOUT]
+    ran = gnomon(
+        "train", "tiny", "--cluster", "ray", *layout, f"engine={file}:{kind}", "steps=1", "--run-dir", f"{tmp_path}/run"
+    )
+
+    assert ran.returncode == code, ran.stderr
+    said = "tried before training: engine engine-1 has the weights of version 1 as far as it can tell"
+    assert (said in ran.stderr) == (kind == "Stale")
+    assert bool((tmp_path / "run" / "metrics.jsonl").read_text()) == (kind != "Stale")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path: Path):

@@ -180,7 +180,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         _begin_with(session, parts, found, stream)
-        await _try_engines(session, engine, learner, stage.sent, weight_sync)
+        await _try_engines(session, engine, learner, stage.sent)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -230,23 +230,18 @@ def _begin_with(
                 session.console.warn(said)
 
 
-async def _try_engines(
-    session: TrainingContext, engines: EnginePool, learner: Learner, sent: Sending | None, weight_sync: WeightSync
-) -> None:
+async def _try_engines(session: TrainingContext, engines: EnginePool, learner: Learner, sent: Sending | None) -> None:
     """Hold engines of the user's own to what they say of weights and draws, before anything is learned from these.
 
     Raises:
         ConfigError: They do not do what the protocol says.
     """
-    experiment, size, nats = session.experiment, session.asked.tokenizer.vocab_size, TRIAL_NATS
+    experiment, size = session.experiment, session.asked.tokenizer.vocab_size
     if not experiment.engine.is_own or experiment.algorithm.is_supervised:
         return
     with session.console.phase("trying engines"):
         try:
-            if session.cluster is None:
-                nats = await publish_halved(engines, learner, size, sent)
-            else:
-                await weight_sync.publish(engines, learner)
+            nats = await publish_halved(engines, learner, size, sent)
         except WeightSyncError as error:
             raise ConfigError(f"engine.kind = '{experiment.engine.kind}', tried before training: {error}") from error
         await _try_draws(experiment, engines, size, session.console, nats)

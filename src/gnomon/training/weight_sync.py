@@ -206,7 +206,7 @@ async def publish_halved(engines: EnginePool, learner: Learner, vocabulary_size:
 
     Args:
         engines: All of them; they hold weights of the next version afterwards.
-        learner: Of whole weights in this process.
+        learner: In this process, in others, or on a cluster.
         vocabulary_size: Canary ids are below it.
         sending: As in `VerifiedWeightSync`.
 
