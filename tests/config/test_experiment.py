@@ -154,3 +154,22 @@ def test_another_kind_of_task_leaves_the_keys_of_the_recipe_behind():
     with pytest.raises(ConfigError, match="task: missing path"):
         load("tiny", ["task.kind=table"])
     assert load("tiny", ["task.kind=arithmetic"]).experiment.task == load("tiny").experiment.task
+
+
+def test_an_adapter_goes_on_upon_a_base_in_few_bits(tmp_path: Path):
+    """As the model or beside it; its own settings are not doubted by what it cannot say, and must be possible."""
+    written = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({**written, "base_model_name_or_path": "tiny"}))
+    named = [f"lora={{adapter='{tmp_path}', base='nf4'}}"]
+    for overrides in (named, [f"model={tmp_path}", "lora.base=nf4"]):
+        experiment = load("tiny", overrides).experiment
+        assert experiment.model == "tiny"
+        assert experiment.lora is not None
+        assert (experiment.lora.base, experiment.lora.rank, experiment.lora.adapter) == ("nf4", 4, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"lora: unknown key 'bse'; did you mean 'base'"):
+        load("tiny", [f"lora={{adapter='{tmp_path}', bse='nf4'}}"])
+    for wrong in ({"r": 0}, {"r": -4}, {"lora_alpha": 0}, {"lora_alpha": float("nan")}, {"lora_alpha": float("inf")}):
+        config.write_text(json.dumps({**written, **wrong}))
+        with pytest.raises(ConfigError, match=r"lora\.(rank must be at least 1|alpha must be > 0 and finite), got"):
+            load("tiny", named)

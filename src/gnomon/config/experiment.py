@@ -545,8 +545,8 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
     named, lora = whole.get("model"), whole.get("lora")
     folder = Path(named).expanduser() if isinstance(named, str) else None
     is_model = folder is not None and is_adapter(folder)
-    if is_model and (lora is None or lora == {}):
-        lora = {"adapter": str(folder)}
+    if is_model and (lora is None or (isinstance(lora, dict) and "adapter" not in lora)):
+        lora = {"adapter": str(folder), **(lora or {})}
     if (
         not isinstance(lora, dict)
         or not isinstance(lora.get("adapter"), str)
@@ -554,7 +554,7 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
     ):
         return []
     base, own = read_adapter_config(Path(lora["adapter"]).expanduser())
-    wrong = [key for key, value in lora.items() if key != "adapter" and own.get(key) != value]
+    wrong = [key for key, value in lora.items() if key != "adapter" and own.get(key, value) != value]
     if wrong:
         raise ConfigError(
             f"lora.{wrong[0]} = {lora[wrong[0]]!r}, and the adapter '{lora['adapter']}' has {own[wrong[0]]!r}; leave "
