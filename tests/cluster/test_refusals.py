@@ -113,7 +113,7 @@ def test_settings_of_a_cluster_stay_when_its_address_is_named():
     assert plan == ClusterConfig("ray", "ray://head:1", graders=3, placement="spread")
     with pytest.raises(ConfigError, match=r"needs cluster\.kind = 'ray'"):
         load("tiny", ["cluster.address=head:1"])
-    with pytest.raises(ConfigError, match="cluster.graders must be at least 1"):
+    with pytest.raises(ConfigError, match=r"cluster\.graders must be at least 1"):
         load("tiny", ["cluster=ray", "cluster.graders=0"])
 
 
