@@ -149,7 +149,7 @@ def _seconds(one: Cell) -> tuple[str, ...]:
 def _limits(one: Cell) -> Iterator[str]:
     yield f"**{one.model} on {one.devices}.**"
     if one.reason:
-        yield f"- What was tried before does not fit: {one.reason.rpartition(';')[0]}."
+        yield f"- What was tried before does not fit: {' '.join(one.reason.split())}."
     for said in one.plan.limits if one.plan is not None else ():
         yield f"- {said}"
     yield ""

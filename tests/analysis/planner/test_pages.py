@@ -36,6 +36,8 @@ def test_what_does_not_fit_says_why():
 
     assert one.plan is None
     assert "one engine alone takes 8" in one.reason
+    assert "one engine alone takes 8" in tables((8,), MODELS[2:])["limits"]
+    assert "one engine alone takes 8" in shown("limits")
 
 
 @pytest.mark.slow
