@@ -311,3 +311,17 @@ def test_the_middle_of_a_long_prompt_is_left_out():
 
     assert len(shown.said) < 1000
     assert "1, 2, ..., 3, 4" in shown.said
+
+
+def test_an_engine_that_sleeps_and_the_learner_are_the_larger_and_not_the_sum():
+    """Its weights, keys and values are counted, or the learner's activations and logits, whichever are more."""
+    awake, asleep = planned("learner.processes=2"), planned("learner.processes=2", "engine.sleeps=true")
+    crowded = [
+        planned("learner.processes=2", "engine.max_concurrent=8000", *more) for more in ([], ["engine.sleeps=true"])
+    ]
+
+    # What learning takes hides the engine's weights and cache; then a cache that is larger hides what learning takes.
+    hidden = awake.memory_bytes - asleep.memory_bytes
+    assert hidden > 4 * awake.parameters
+    assert crowded[0].memory_bytes - crowded[1].memory_bytes > hidden
+    assert "with weights of its own, which it releases while the learner works" in " ".join(asleep.sentences)

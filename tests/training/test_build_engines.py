@@ -83,6 +83,19 @@ REFUSED = {
         ("model=tiny-moe", "engine=vllm", "algorithm.routing=behavior"),
         "does not ask vLLM which",
     ),
+    "nothing to release": (("engine.sleeps=true",), "answers with the learner's own weights, so there is nothing to"),
+    "answers ahead of an engine that sleeps": (
+        ("engine.sleeps=true", "learner.processes=2", "max_staleness=1"),
+        "max_staleness = 1 lets one overtake the other; set max_staleness = 0",
+    ),
+    "a critic that is taught between answers": (
+        ("engine.sleeps=true", "learner.processes=2", "algorithm=vc-ppo"),
+        "value pre-training asks between its updates",
+    ),
+    "a place for two engines": (
+        ("engine.sleeps=true", "learner.processes=2", "engine.count=3", "cluster=ray"),
+        "engine.count = 3 with learner.processes = 2; set engine.count = 2 or less",
+    ),
     "code that vLLM does not run": (("engine=vllm", "trust_remote_code=true"), 'set engine.kind = "local"'),
 }
 
@@ -102,6 +115,21 @@ def test_more_learner_processes_than_memory_holds_are_refused():
         check_room(6, 3 * 2**30)
     for processes, free in ((5, 3 * 2**30), (1, 0), (100_000, None)):
         check_room(processes, free)
+
+
+def test_vllm_is_not_put_to_sleep():
+    """TRL's and verl's names for it are understood, and refused with vLLM before anything is loaded."""
+    with pytest.raises(ConfigError, match=r"engine\.kind = 'vllm' keeps its memory between steps"):
+        tiny("vllm_enable_sleep_mode=true", "engine=vllm")
+
+
+def test_an_engine_that_sleeps_is_said():
+    """In the plan, in the run's card."""
+    awake, asleep = tiny("learner.processes=2"), tiny("learner.processes=2", "engine.sleeps=true")
+
+    check_serving(asleep)
+    assert "which it releases while the learner works" in said_of_serving(asleep)
+    assert "releases" not in said_of_serving(awake)
 
 
 def test_prompts_of_later_steps_count_as_on_their_way():

@@ -390,7 +390,11 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     processes = experiment.learner.processes if experiment.learner.is_sharded else 0
     sent = size.parameters * item if processes else 0
     imports = 0.6 * GIB * (1 + processes)
-    return int(weights + cache + (activations + logits) * max(1, processes) + sent + imports)
+    answering, learning = cache, (activations + logits) * max(1, processes)
+    if experiment.engine.sleeps:  # one after the other
+        own = resolved.own_copies * size.parameters * item
+        answering, learning, weights = max(cache + own, learning), 0, weights - own
+    return int(weights + answering + learning + sent + imports)
 
 
 def _trained(resolved: Resolved, size: ModelSize) -> int:

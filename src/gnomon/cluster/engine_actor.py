@@ -119,6 +119,10 @@ class EngineActor:
         """Reply as `Engine.fingerprints` does."""
         return await self._said(self._here().fingerprints())
 
+    async def sleep(self) -> ActorReply:
+        """Release the engine's weights, keys and values; the next load brings all weights."""
+        return await self._said(self._sleep())
+
     async def status(self) -> ActorReply:
         """Reply with version and progress count, or with a failed broadcast's error."""
         return await self._said(self._state())
@@ -136,6 +140,12 @@ class EngineActor:
     async def _state(self) -> None:
         if self._fault is not None:
             raise self._fault
+
+    async def _sleep(self) -> None:
+        engine: Any = self._here()
+        async with self._loading:
+            self._taken = {}
+            await engine.sleep()
 
     async def _transfer(self, what: str, told: Mapping[str, Any], version: int) -> None:
         engine: Any = self._here()

@@ -124,6 +124,10 @@ class RemoteEngine:
         held: Mapping[str, Fingerprint] | None = await self._call(self.actor.fingerprints)
         return held
 
+    async def sleep(self) -> None:
+        """Release the engine's memory until the next load; see `SleepingEngine`. Raises as `generate` does."""
+        await self._call(self.actor.sleep)
+
     async def close(self) -> None:
         """Kill the actor; later calls raise EngineError."""
         if not self._is_closed:

@@ -79,12 +79,18 @@ def check(resolved: Resolved) -> None:
 
 
 def places_of(resolved: Resolved) -> list[ResourceBundle]:
-    """Return the resource bundles of a run: one for each learner rank, engine and grader."""
+    """Return the resource bundles of a run: one for each learner rank, engine and grader.
+
+    An engine that sleeps while the learner works is in the bundle of a rank.
+    """
     experiment = resolved.experiment
     gpus, plan = 1.0 if resolved.device.type == "cuda" else 0.0, experiment.engine
-    learners = [ResourceBundle("learner", gpus=gpus)] * experiment.learner.processes
-    parts = float(plan.tensor_parallel)
+    count, parts = experiment.learner.processes, float(plan.tensor_parallel)
+    learners = [ResourceBundle("learner", gpus=gpus)] * count
     engines = [ResourceBundle("engine", parts, parts * gpus, plan.python)] * plan.count
+    if plan.sleeps:
+        both = [ResourceBundle("learner", 2.0, gpus, actors=2)] * plan.count
+        learners, engines = [*both, *learners[plan.count :]], []
     return [
         *learners,
         *engines,
@@ -105,7 +111,8 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
         receives=experiment.cluster.transfer if experiment.cluster.is_broadcasting else "",
         parts=plan.tensor_parallel,
     )
-    places = {f"engine-{n}": place for n, place in enumerate(cluster.of("engine"), start=1)}
+    rooms = cluster.of("learner")[: plan.count] if plan.sleeps else cluster.of("engine")
+    places = {f"engine-{n}": place for n, place in enumerate(rooms, start=1)}
     engine, measured, started = serve_remotely(
         cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn
     )

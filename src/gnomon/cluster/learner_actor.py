@@ -173,7 +173,9 @@ class LearnerActor:
         snapshot = self._rank.learner.snapshot()
         if kind != "none":
             snapshot = rounded(snapshot, kind, axes)
-        return self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.here().is_whole)
+        found = self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.here().is_whole)
+        self._rank.give_way()
+        return found
 
     def _logprobs(self, batch: Any, version: int, weights: Any) -> Any:
         lent = dict(weights.tensors()) if isinstance(weights, WeightsRef) else weights

@@ -67,19 +67,21 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class ResourceBundle:
-    """Resources for one actor, on one machine.
+    """Resources for one actor, or for a few that take turns, on one machine.
 
     Attributes:
         kind: "learner", "engine" or "grader".
         cpus: CPUs, as Ray counts them.
         gpus: GPUs.
         python: The actor's interpreter, on every machine; "" is the cluster's own.
+        actors: Actors that take turns on its GPUs, with an equal share of the CPUs each.
     """
 
     kind: str
     cpus: float = 1.0
     gpus: float = 0.0
     python: str = ""
+    actors: int = 1
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -229,8 +231,8 @@ class Cluster:
         room = self.places[place]
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, place)
         options: dict[str, Any] = {
-            "num_cpus": room.cpus,
-            "num_gpus": room.gpus,
+            "num_cpus": room.cpus / room.actors,
+            "num_gpus": room.gpus / room.actors,
             "max_restarts": 0,
             "max_task_retries": 0,
         }

@@ -186,6 +186,9 @@ class EngineConfig:
         draws: For "vllm": "keyed" draws by gnomon's rule, with tokens equal to those of every engine; "vllm" is vLLM's
             own sampler, on its newest model runner and with asynchronous scheduling where the installed vLLM has them.
         settings: Keyword arguments of an engine of your own.
+        sleeps: For "local": the engine releases its weights, keys and values while the learner works, and wakes with
+            new weights, so that both fit on one set of devices. Synchronous runs only, with a learner in processes of
+            its own (``learner.processes``, ``learner.offload``); on a cluster each engine shares a learner's place.
 
     Raises:
         ConfigError: A number is out of range, or a setting belongs to the other kind of engine.
@@ -202,6 +205,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     draws: Literal["keyed", "vllm"] = "keyed"
     settings: dict[str, Any] = field(default_factory=dict)
+    sleeps: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("local", "vllm") and not self.is_own:
@@ -213,6 +217,11 @@ class EngineConfig:
             raise ConfigError('engine.server and engine.python are for engine.kind = "vllm"')
         if self.kind != "vllm" and self.draws != "keyed":
             raise ConfigError('engine.draws = "vllm" is vLLM\'s sampler; set engine.kind = "vllm", or leave it out')
+        if self.sleeps and self.kind != "local":
+            raise ConfigError(
+                f"engine.sleeps is for gnomon's own engine, and engine.kind = '{self.kind}' keeps its memory between "
+                'steps; set engine.kind = "local", or engine.sleeps = false'
+            )
         if self.tensor_parallel > 1 and self.kind != "vllm":
             who = f"'{self.kind}'" if self.is_own else "gnomon's own engine"
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import SamplingConfig
@@ -128,3 +128,14 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free what it holds; later calls raise EngineError."""
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """An engine with weights of its own that can release them while a learner works on the same devices."""
+
+    async def sleep(self) -> None:
+        """Release weights, keys and values as soon as no answer is on its way; `Engine.load` with all weights wakes it.
+
+        Until then `generate`, `score` and `fingerprints` raise EngineError.
+        """

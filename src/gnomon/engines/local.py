@@ -11,7 +11,14 @@ from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.batcher import Request
-from gnomon.engines.thread import EngineThread, GenerateRequest, InspectRequest, LoadRequest, PendingCall
+from gnomon.engines.thread import (
+    EngineThread,
+    GenerateRequest,
+    InspectRequest,
+    LoadRequest,
+    PendingCall,
+    SleepRequest,
+)
 from gnomon.models.decoder import context_length, vocabulary_size
 from gnomon.models.lora import merged_tensors
 from gnomon.models.reference import response_logprobs
@@ -122,6 +129,20 @@ class LocalEngine:
         """Return the fingerprints of the engine's own weights, read from its model; None where it has none."""
         return None if self._shared else await self._look(lambda model: fingerprints(merged_tensors(model)))
 
+    async def sleep(self) -> None:
+        """Release weights, keys and values once all answers on their way are given; see `SleepingEngine`.
+
+        Raises:
+            EngineError: The engine is closed, or answers with the learner's own weights.
+        """
+        self._check_open()
+        self._send_arrivals()
+        if self._shared:
+            raise EngineError("the engine answers with the learner's own weights, and has none that it could release")
+        waiter = PendingCall.here()
+        self._worker.send(SleepRequest(waiter))
+        await waiter.future
+
     async def close(self) -> None:
         """Stop the thread; callers that still wait get an EngineError."""
         self._is_closed = True
@@ -145,8 +166,11 @@ class LocalEngine:
             loop.call_soon(self._post, loop, len(self._arrivals))
             return
         self._posting = None
+        self._send_arrivals()
+
+    def _send_arrivals(self) -> None:
         arrivals, self._arrivals = self._arrivals, []
-        if not self._is_closed:
+        if arrivals and not self._is_closed:
             self._worker.send(GenerateRequest(tuple(arrivals)))
             return
         for _, waiter in arrivals:

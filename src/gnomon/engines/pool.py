@@ -13,7 +13,7 @@ from gnomon.core.errors import EngineError, GnomonError, UserError
 from gnomon.core.metrics import Last, Measure, Metrics, Sum
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Completion, Snapshot
-from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.base import Engine, Sampling, SleepingEngine
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
@@ -187,6 +187,12 @@ class Replica:
             self._calls.discard(task)
             self.rows -= rows
 
+    async def idle(self) -> None:
+        """Wait until nothing that was asked of the engine is on its way."""
+        while self._calls:
+            await asyncio.wait(set(self._calls))
+            await asyncio.sleep(0)
+
     def lose(self, cause: str) -> None:
         """Take the engine out, and wake all callers that wait for it."""
         if self.cause is None:
@@ -304,6 +310,8 @@ class EnginePool:
         self._told: set[Replica] = set()
         self._present: Snapshot | None = None
         self._returning: set[asyncio.Task[None]] = set()
+        self._awake = asyncio.Event()
+        self._awake.set()
 
     @property
     def version(self) -> int:
@@ -345,7 +353,24 @@ class EnginePool:
         """
         if self._again is not None:
             self._present = snapshot
-        await self._everywhere(lambda member: self._load(member, snapshot))
+        try:
+            await self._everywhere(lambda member: self._load(member, snapshot))
+        finally:
+            self._awake.set()
+
+    async def sleep(self) -> None:
+        """Let every engine release its weights once it has answered; whoever asks from now on waits for the next load.
+
+        Raises:
+            EngineError: No engine is left.
+        """
+        self._awake.clear()
+
+        async def rest(member: Replica) -> None:
+            await member.idle()
+            await member.ask(_sleep)
+
+        await self._everywhere(rest)
 
     async def each(self, call: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
         """Return what every engine that works answers to ``call``, by name; one that cannot is lost.
@@ -376,6 +401,7 @@ class EnginePool:
     async def close(self) -> None:
         """Close every engine, the lost ones too; one that hangs is left behind after a while."""
         self._is_closed = True
+        self._awake.set()
         for task in self._returning:
             task.cancel()
         await asyncio.gather(*self._returning, return_exceptions=True)
@@ -421,6 +447,7 @@ class EnginePool:
     ) -> T:
         """Return an answer without a fault, from the first engine that gives one."""
         while True:
+            await self._awake.wait()
             self._check()
             member = min(self._alive(), key=lambda member: member.rows)
             try:
@@ -456,6 +483,7 @@ class EnginePool:
             try:
                 member = Replica(lost.name, await again(lost.name), self._timeout_seconds)
                 try:
+                    await self._awake.wait()
                     await self._prove(member)
                     self._members[self._members.index(lost)] = member
                 finally:
@@ -467,6 +495,9 @@ class EnginePool:
                 self._warn(f"engine {lost.name} does not come back: {error}")
                 return
             self._returned += 1
+            if not self._awake.is_set():
+                with suppress(ReplicaLost):
+                    await member.ask(_sleep)
             self._warn(f"engine {lost.name} is back, and holds the weights of version {member.engine.version}")
             return
 
@@ -504,6 +535,12 @@ class EnginePool:
                 f"an engine is lost ({causes}), and the others, which weights are sent to together with it, cannot go "
                 "on without; go on from the newest checkpoint with gnomon resume"
             )
+
+
+async def _sleep(engine: Engine) -> None:
+    if not isinstance(engine, SleepingEngine):
+        raise EngineError(f"{type(engine).__name__} cannot release its weights (engine.sleeps)")
+    await engine.sleep()
 
 
 def _together(held: Mapping[str, Mapping[str, Fingerprint]]) -> dict[str, Fingerprint] | None:

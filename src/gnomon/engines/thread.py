@@ -17,6 +17,7 @@ from gnomon.core.threads import alone, dismiss_team
 from gnomon.core.types import Snapshot
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.models.cuda_graph_decoder import fastest_decoder, keeps_between_turns
+from gnomon.models.device import give_back
 from gnomon.models.lora import merged_tensors
 
 
@@ -75,11 +76,18 @@ class InspectRequest:
 
 
 @dataclass(frozen=True)
+class SleepRequest:
+    """Release weights, keys and values as soon as no answer is on its way."""
+
+    waiter: PendingCall
+
+
+@dataclass(frozen=True)
 class ShutdownRequest:
     """Stop."""
 
 
-Message = GenerateRequest | LoadRequest | InspectRequest | ShutdownRequest
+Message = GenerateRequest | LoadRequest | InspectRequest | SleepRequest | ShutdownRequest
 _Outbox = list[Callable[[], None]]
 _PATIENCE_SECONDS = 5.0
 """How long `stop` waits for the step at hand; a thread that hangs in it ends with the process."""
@@ -92,13 +100,14 @@ class EngineThread:
 
     def __init__(self, model: nn.Module, shared: bool, max_concurrent: int, kept_bytes: int) -> None:
         self.version = -1
-        self._steps = 0
+        self._steps = self._computed = 0
         self._model = model
         self._shared = shared
         self._max_concurrent = max_concurrent
         self._kept_bytes = kept_bytes
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._batcher: Batcher | None = None
+        self._released: ReleasedWeights | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -109,9 +118,9 @@ class EngineThread:
     @property
     def computed(self) -> int:
         """Tokens that went through the model so far."""
-        return 0 if self._batcher is None else self._batcher.computed
+        return self._computed + (0 if self._batcher is None else self._batcher.computed)
 
-    def send(self, message: GenerateRequest | LoadRequest | InspectRequest) -> None:
+    def send(self, message: GenerateRequest | LoadRequest | InspectRequest | SleepRequest) -> None:
         """Queue a message; it is looked at between two tokens."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
@@ -141,20 +150,31 @@ class EngineThread:
         A failure fails everybody who waits; the next message starts afresh.
         """
         waiters: dict[Request, PendingCall] = {}
+        sleepers: list[PendingCall] = []
         message: Message | None = first
         try:
+            if self._released is not None:
+                return self._serve_asleep(first, self._released, outbox)
             batcher = self._batcher = self._batcher or self._made()
             while not isinstance(message, ShutdownRequest):
                 if isinstance(message, LoadRequest):
                     outbox.append(self._load(message, batcher))
                 elif isinstance(message, InspectRequest):
                     outbox.append(partial(message.waiter.answer, message.question(self._model)))
+                elif isinstance(message, SleepRequest):
+                    sleepers.append(message.waiter)
                 elif isinstance(message, GenerateRequest):
                     waiters.update(message.requests)
                     batcher.add([request for request, _ in message.requests])
                 elif batcher.is_idle:
-                    if self._shared:  # the learner's turn, which needs the memory
+                    if self._shared or sleepers:  # the learner's turn, which needs the memory
                         batcher.rest()
+                    if sleepers:
+                        self._steps, self._computed = self.beats, self.computed
+                        del batcher
+                        self._batcher = None
+                        self._released = ReleasedWeights(self._model)
+                        outbox += [partial(sleeper.answer, None) for sleeper in sleepers]
                     return True
                 else:
                     _deliver(outbox)
@@ -168,12 +188,37 @@ class EngineThread:
             failure.__cause__ = error
             failed = [
                 *waiters.values(),
+                *sleepers,
                 *([message.waiter] if isinstance(message, LoadRequest | InspectRequest) else []),
             ]
             outbox += [partial(waiter.fail, failure) for waiter in failed]
             return True
-        outbox += [partial(waiter.fail, EngineError("the engine was closed")) for waiter in waiters.values()]
+        outbox += [partial(one.fail, EngineError("the engine was closed")) for one in (*waiters.values(), *sleepers)]
         return False
+
+    def _serve_asleep(self, message: Message, released: "ReleasedWeights", outbox: _Outbox) -> bool:
+        """Wake with the weights of a load; whoever asks something else of released weights fails."""
+        if isinstance(message, ShutdownRequest):
+            return False
+        if isinstance(message, LoadRequest):
+            released.restore()
+            # No version is -2: what changed since one is not enough.
+            problem = _copy(message.snapshot, self._model, -2)
+            if problem is not None:
+                self._released = ReleasedWeights(self._model)
+                outbox.append(partial(message.waiter.fail, EngineError(f"{problem}; it had released its weights")))
+                return True
+            self._released, self._batcher = None, self._made()
+            self.version = message.snapshot.version
+            self._batcher.set_version(self.version)
+            outbox.append(partial(message.waiter.answer, None))
+            return True
+        asleep = EngineError("the engine sleeps: it released its weights, and answers when it is given new ones (load)")
+        asking = [w for _, w in message.requests] if isinstance(message, GenerateRequest) else [message.waiter]
+        for waiter in asking:
+            tell = waiter.answer if isinstance(message, SleepRequest) else waiter.fail
+            outbox.append(partial(tell, None if isinstance(message, SleepRequest) else asleep))
+        return True
 
     def _made(self) -> Batcher:
         decoder = fastest_decoder(self._model)
@@ -216,6 +261,36 @@ class _Evaluating:
         self._no_grad.__exit__(*failure)
         if self._was_training:
             self._model.train()
+
+
+class ReleasedWeights:
+    """The places of a model's weights whose memory was given back.
+
+    Parameters and buffers of the state that shared memory (tied or joined weights) share it again afterwards. Buffers
+    outside of the state, such as frequencies of positions, are in no snapshot and stay.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._device = next(model.parameters()).device
+        self._sizes: dict[int, tuple[int, torch.device]] = {}
+        self._places: list[tuple[Tensor, int, int, torch.Size, tuple[int, ...]]] = []
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor in {id(one): one for one in model.state_dict(keep_vars=True).values()}.values():
+                memory = tensor.untyped_storage()
+                self._sizes[memory.data_ptr()] = memory.nbytes(), tensor.device
+                place = memory.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
+                self._places.append((tensor, *place))
+            for tensor, *_ in self._places:
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        give_back(self._device)
+
+    def restore(self) -> None:
+        """Allocate the memory again; what is in it is undefined."""
+        with torch.inference_mode(False), torch.no_grad():
+            memory = {key: torch.UntypedStorage(size, device=device) for key, (size, device) in self._sizes.items()}
+            for tensor, key, offset, shape, stride in self._places:
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                tensor.data = whole.set_(memory[key], offset, shape, stride)  # type: ignore[call-overload]
 
 
 def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:

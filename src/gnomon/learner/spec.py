@@ -34,6 +34,7 @@ class LearnerSpec:
         steps: Training step at which schedules end.
         device: Device as the user wrote it; see `resolve_device`.
         seed: Seed of the adapters that a run begins with.
+        yields_device: An engine that sleeps while the learner works is on the same device.
     """
 
     model: str
@@ -44,6 +45,7 @@ class LearnerSpec:
     trust_remote_code: bool = False
     device: str = "cpu"
     seed: int = 0
+    yields_device: bool = False
 
     def check(self) -> None:
         """Refuse what cannot be meant with several processes, or is not here, before anything is loaded.

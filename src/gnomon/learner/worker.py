@@ -30,7 +30,7 @@ from gnomon.learner import mesh
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.serialization import packed, unpacked
 from gnomon.learner.spec import LearnerSpec
-from gnomon.models.device import resolve_device
+from gnomon.models.device import give_back, resolve_device
 
 
 class LearnerWorker:
@@ -94,7 +94,13 @@ class LearnerWorker:
             if is_first:
                 found[name] = tensor.detach().to("cpu", copy=True)
             reach("collect")
+        self.give_way()
         return found
+
+    def give_way(self) -> None:
+        """Give memory that nothing uses any more to the engine that shares the device, and now wakes."""
+        if self._recipe.yields_device:
+            give_back(resolve_device(self._recipe.device))
 
     def _state(self) -> Any:
         return self._in_first(self.learner.state())

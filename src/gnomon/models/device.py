@@ -1,5 +1,7 @@
 """The device of a run: this machine's CPU, or one of its NVIDIA GPUs."""
 
+import contextlib
+import ctypes
 import os
 import re
 
@@ -88,6 +90,14 @@ def round_up(count: int, weight: Tensor) -> int:
         return count
     multiple = max(_LEAST_MULTIPLE, 1 << count.bit_length() - 1 >> _SHARE_BITS)
     return -(-count // multiple) * multiple
+
+
+def give_back(device: torch.device) -> None:
+    """Give memory that tensors no longer use back to the device, for other processes: PyTorch, and glibc, keep it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def finish(device: torch.device) -> None:

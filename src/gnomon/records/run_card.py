@@ -44,6 +44,8 @@ class Card:
         source: SHA-256 of gnomon's own Python and C files, in a repository or not.
         slow: What is computed by a slower way than there could be, with the factor; what a trial on the loaded model
             finds comes behind it (`write_slow`).
+        engines: Who draws the answers, with which weights, and whether it releases them while the learner works.
+        slow: What is computed by a slower way than there could be, with the factor.
         native: What tells the functions in C, of a compiler for this processor, from any others; "" where there are
             none.
         foreign_code: The user's functions that it runs.
@@ -78,6 +80,7 @@ class Card:
     parent: str = ""
     cluster: str = ""
     native: str = ""
+    engines: str = ""
     slow: Sequence[str] = ()
 
 

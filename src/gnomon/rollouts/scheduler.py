@@ -10,7 +10,7 @@ overlaps them.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
@@ -168,6 +168,7 @@ class RolloutScheduler:
         slack: Steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0
             each step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later
             than that, as fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
+        rest: What the engine does while a step trains: release its memory, or nothing.
         is_kept: Which finished groups are trained on; the others' places are taken by other prompts, at most
             ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is
             trained on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once
@@ -183,6 +184,7 @@ class RolloutScheduler:
     max_attempts: int = 1
     stragglers: Literal["wait", "drop"] = "wait"
     slack: int = 0
+    rest: Callable[[], Awaitable[None]] | None = None
     _slots: list[InflightGroup] = field(default_factory=list)
     _refused: list[tuple[int, Group]] = field(default_factory=list)
     _pending: list[InflightGroup] = field(default_factory=list)
@@ -232,6 +234,8 @@ class RolloutScheduler:
                     self._changed.clear()
                     await self._changed.wait()
         waited = time.perf_counter() - began
+        if self.rest is not None:
+            await self.rest()
         expired = self._too_stale(chosen)
         gone = {*chosen, *expired}
         self._slots = [slot for slot in self._slots if slot not in gone]

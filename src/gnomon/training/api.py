@@ -70,6 +70,7 @@ from gnomon.training.build_data import (
     questions,
     walls_of,
 )
+from gnomon.training.build_engines import said_of_serving
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_extras, check_serving, check_settings
 from gnomon.training.continuation import Continuation, Inheritance, ParentRun, settled, write_keys
@@ -619,6 +620,7 @@ def _card(session: TrainingContext) -> Card:
     return replace(
         card,
         native=resolved.native,
+        engines="" if experiment.algorithm.is_supervised else said_of_serving(resolved),
         slow=resolved.slow_ways(session.asked.mean_prompt_tokens),
         foreign_code=foreign_code(experiment),
         seal=seal(read(session.directory.experiment)),

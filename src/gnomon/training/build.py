@@ -165,7 +165,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
         rollouter = await _rollouter(experiment, session.asked, engine, judge, stack)
-        stream = _stream(experiment, session.asked, chosen, rollouter)
+        stream = _stream(experiment, session.asked, chosen, rollouter, engine)
         budget = BudgetTracker(experiment.budget)
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: budget}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
@@ -421,7 +421,7 @@ async def _rollouter(
 
 
 def _stream(
-    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None
+    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None, engine: EnginePool
 ) -> RolloutScheduler:
     is_kept, attempts = keeping(experiment.algorithm)
     source: RolloutSource = DatasetRollouter(asked.tokenizer.decode, experiment.algorithm.num_generations)
@@ -440,6 +440,7 @@ def _stream(
         stragglers=experiment.staleness.stragglers,
         # Measured, it begins one step ahead.
         slack=experiment.staleness_bound - 1 if _is_measured(experiment) else experiment.staleness.slack,
+        rest=engine.sleep if experiment.engine.sleeps else None,
     )
 
 

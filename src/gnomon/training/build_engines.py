@@ -39,7 +39,8 @@ def said_of_serving(resolved: Resolved) -> str:
     each = "each with weights of its own" if plan.count > 1 else "with weights of its own"
     rounding = "" if plan.rounding == "none" else f", rounded to {plan.rounding} whenever they are sent"
     parts = f" in {plan.tensor_parallel} parts (tensor parallel)" if plan.tensor_parallel > 1 else ""
-    said = f"They are drawn by {who}, {each}{parts}{rounding}, at most {plan.max_concurrent} at once by each."
+    turns = ", which it releases while the learner works" if plan.sleeps else ""
+    said = f"They are drawn by {who}, {each}{parts}{rounding}{turns}, at most {plan.max_concurrent} at once by each."
     native = " vLLM's own sampler draws them: another engine or version of vLLM draws other tokens."
     return said + (native if plan.draws == "vllm" else "")
 

@@ -122,6 +122,8 @@ def check_serving(resolved: Resolved) -> None:
             f"engine.count = {plan.count} exceeds the {many(asked, 'prompt')} in flight; the extra engines would stay "
             f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
         )
+    if plan.sleeps:
+        _check_sleep(resolved)
     if plan.is_own:
         own_class(plan)
     if plan.kind != "vllm":
@@ -164,6 +166,36 @@ def _check_native(experiment: Experiment) -> None:
     faults = [native_fault(replace(trained, **one.given), "evaluation.sampling") for one in held_out]
     if fault := next(filter(None, (native_fault(trained), *faults)), None):
         raise ConfigError(fault)
+
+
+def _check_sleep(resolved: Resolved) -> None:
+    """Refuse an engine that cannot sleep while the learner works, or for whose sleep nothing would be gained.
+
+    Raises:
+        ConfigError: The message names what to set.
+    """
+    experiment = resolved.experiment
+    critic, engines, processes = experiment.algorithm.critic, experiment.engine.count, experiment.learner.processes
+    if resolved.shares_weights:
+        why = (
+            "the engine answers with the learner's own weights, so there is nothing to release; leave it out, or set "
+            "learner.offload = true or learner.processes"
+        )
+    elif experiment.staleness_bound:
+        why = (
+            f"one set of devices answers and learns in turn, and max_staleness = {experiment.max_staleness} lets one "
+            "overtake the other; set max_staleness = 0"
+        )
+    elif critic is not None and critic.pretraining is not None:
+        why = "value pre-training asks between its updates; leave algorithm.critic.pretraining out"
+    elif experiment.cluster.kind != "none" and engines > processes:
+        why = (
+            f"each engine shares the place of one learner, and engine.count = {engines} with learner.processes = "
+            f"{processes}; set engine.count = {processes} or less"
+        )
+    else:
+        return
+    raise ConfigError(f"engine.sleeps = true: {why}")
 
 
 def check_staging(resolved: Resolved) -> None:

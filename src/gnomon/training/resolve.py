@@ -81,6 +81,7 @@ class Resolved:
             trust_remote_code=experiment.trust_remote_code,
             device=experiment.device,
             seed=experiment.seed,
+            yields_device=experiment.engine.sleeps,
         )
 
     @property

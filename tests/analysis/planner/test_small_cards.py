@@ -70,7 +70,7 @@ def test_weights_gradients_and_moments_are_the_tensors_that_are_there(base: Any,
     """Each to 5% of what a step of the optimizer leaves: frozen and adapted weights, their gradients, both moments."""
     named = [] if base is None else [f"lora.base={base}"]
     asked = job("lora.rank=8", f"learner.optimizer.moments={moments}", *named, precision=precision)
-    where = Deployment(from_config(SCALED.to_dict(), "scaled"), hardware_of("rtx4090"), asked, PUBLISHED, 1, True)
+    where = Deployment(from_config(SCALED.to_dict(), "scaled"), hardware_of("rtx4090"), asked, PUBLISHED, 1)
     planned = learner_memory(where, Layout(1, 1, micro=TOKENS)).parts
     model = scaled(torch.bfloat16 if precision == "bf16" else torch.float32, base)
     optimizer = Optimizer([*trainable(model)], OptimizerConfig(moments=moments))
@@ -137,7 +137,7 @@ def test_what_is_proposed_for_a_card_fits_it(card: str, model: str):
 
 def test_a_quantized_base_is_one_process_and_no_mixture():
     """Of several devices one learns; experts are refused with what to leave out."""
-    eight = replace(place("qwen3-4b", "rtx4090", "lora.rank=32", "lora.base=nf4"), devices=8, is_shared=False)
+    eight = replace(place("qwen3-4b", "rtx4090", "lora.rank=32", "lora.base=nf4"), devices=8)
     assert {layout.learners for layout in layouts(eight)} == {1}
     with pytest.raises(ConfigError, match=r"are one tensor a layer; leave lora\.base out"):
         place("qwen3-30b-a3b", "h100", "lora.rank=32", "lora.base=nf4")

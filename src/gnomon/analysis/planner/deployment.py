@@ -31,7 +31,6 @@ class Deployment:
     Attributes:
         reached: Efficiencies of the hardware.
         devices: Devices in all.
-        is_shared: Whether one device learns and answers in turn, with gnomon's own engine on the learner's weights.
     """
 
     shape: ModelShape
@@ -39,7 +38,18 @@ class Deployment:
     job: PlannedJob
     reached: Efficiencies
     devices: int
-    is_shared: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether devices learn and answer in turn: one, with gnomon's own engine on the learner's weights, or all,
+        each with an engine that sleeps meanwhile.
+        """
+        return self.devices == 1 or self.job.is_sleeping
+
+    @property
+    def libraries(self) -> float:
+        """Bytes of a device that the libraries of its processes take."""
+        return self.reached.libraries * (1 + self.job.is_sleeping)
 
 
 def place_of(
@@ -66,6 +76,11 @@ def place_of(
             f"--gpus 1: one GPU answers and learns in turn, and max_staleness = {experiment.max_staleness} lets one "
             "overtake the other; set max_staleness = 0, or give --gpus 2"
         )
+    if experiment.engine.sleeps and devices == 1 and not experiment.learner.offload:
+        raise ConfigError(
+            "--gpus 1: with engine.sleeps the engine has weights of its own to release, and here it answers with the "
+            "learner's; leave engine.sleeps out, or set learner.offload = true"
+        )
     if devices > found.node and devices % found.node:
         raise ConfigError(f"--gpus {devices}: a node has {found.node}; give a multiple of {found.node} for more nodes")
     longest = experiment.sampling.max_completion_length
@@ -87,7 +102,7 @@ def place_of(
             f"cluster.transfer = '{experiment.cluster.transfer}' cannot be had with {why}; set cluster.transfer = "
             f"'{STORE}'"
         )
-    return Deployment(shape, found, job, PUBLISHED, devices, is_shared=devices == 1)
+    return Deployment(shape, found, job, PUBLISHED, devices)
 
 
 def broadcast_refused(shape: ModelShape, job: PlannedJob) -> str:

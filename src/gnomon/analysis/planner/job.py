@@ -145,6 +145,7 @@ class PlannedJob:
         concurrent: Most responses that an engine decodes at once.
         graders: Grading processes.
         is_broadcast: Whether weights go from device to device (`cluster.transfer`).
+        is_sleeping: Whether engines release their weights while the learners of the same devices work.
     """
 
     prompts: int
@@ -170,6 +171,7 @@ class PlannedJob:
     concurrent: int = 256
     graders: int = 64
     is_broadcast: bool = False
+    is_sleeping: bool = False
 
     @property
     def rows(self) -> int:
@@ -241,6 +243,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         concurrent=experiment.engine.max_concurrent,
         graders=experiment.grading.workers * experiment.cluster.graders,
         is_broadcast=experiment.cluster.is_broadcasting,
+        is_sleeping=experiment.engine.sleeps,
     )
 
 

@@ -80,9 +80,9 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
         "activations": layout.micro * kept_bytes(shape, job, layout.is_recomputed),
         # A chunk of logits and its copies; a chunk is at most a 64th of the memory (`models.head`).
         "logits": _LOGITS_COPIES * min(_LOGITS_TOKENS * 4.0 * shape.vocabulary, hardware.memory / _LOGITS_SHARE),
-        "libraries": place.reached.libraries,
+        "libraries": place.libraries,
     }
-    if place.is_shared:
+    if place.is_shared and not job.is_sleeping:
         # One process computes with a rounded copy of its masters, or its engine has one of offloaded masters.
         computing = shape.parameters if job.is_offloaded else own if item < 4 and not job.rank else 0
         parts["weights that compute"] = float(computing * item)
@@ -126,7 +126,7 @@ def engine_memory(place: Deployment, layout: Layout) -> Held:
     parts = {
         "weights and what is learned with" if place.is_shared else "weights": _resident_bytes(place, k),
         "cache": concurrency(place, layout) * row_tokens(job) * shape.cache(k, job.item),
-        "libraries": place.reached.libraries,
+        "libraries": place.libraries,
     }
     return Held(parts, place.hardware.memory * place.reached.memory)
 
@@ -145,16 +145,18 @@ def concurrency(place: Deployment, layout: Layout) -> int:
 
 def cache_room(place: Deployment, parts: int) -> float:
     """Return the bytes for the KV cache on each of ``parts`` devices; negative if the weights do not fit."""
-    usable = place.hardware.memory * place.reached.memory - place.reached.libraries
+    usable = place.hardware.memory * place.reached.memory - place.libraries
     return usable - _resident_bytes(place, parts)
 
 
 def _resident_bytes(place: Deployment, parts: int) -> float:
     """Return the bytes on each device of an engine beside the KV cache: its weights, or all that learning keeps."""
+    own = place.shape.parameters * place.job.item / parts
     if place.is_shared:
-        held = learner_memory(place, Layout(1, 1, micro=0)).parts
-        return sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
-    return place.shape.parameters * place.job.item / parts
+        held = learner_memory(place, Layout(place.devices, 1, micro=0)).parts
+        kept = sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
+        return kept + own if place.job.is_sleeping else kept
+    return own
 
 
 _KEPT_WHILE_ANSWERING = (
@@ -175,7 +177,9 @@ def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
         "saving": 12.0 * own * per_node + shape.parameters * job.item,
-        "published weights": 0.0 if job.is_broadcast or place.is_shared else 2.0 * shape.parameters * job.item,
+        "published weights": 0.0
+        if job.is_broadcast or (place.is_shared and not job.is_sleeping)
+        else 2.0 * shape.parameters * job.item,
         "a step that is undone": 12.0 * own * per_node if job.is_undone else 0.0,
         "offloaded": 16.0 * own * per_node if job.is_offloaded else 0.0,
         "rollouts on their way": job.answered * (job.staleness + 1 - job.slack) * ROLLOUT_BYTES,

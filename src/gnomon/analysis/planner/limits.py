@@ -115,9 +115,9 @@ def _experts(place: Deployment, found: BestLayout) -> Iterator[str]:
 
 
 def _waiting(place: Deployment, found: BestLayout) -> Iterator[str]:
-    if place.job.staleness == 0 and place.devices > 1:
+    if place.job.staleness == 0 and not place.is_shared:
         yield (
             "Learners and engines are different devices, and with max_staleness = 0 one side always waits: "
             f"{1 - found.flow.answering:.0%} of the time engines have nothing to do, {1 - found.flow.learning:.0%} "
-            "learners. There is no engine that shares the GPUs of a learner of several processes."
+            "learners. With engine.sleeps = true each engine shares the GPU of a learner, and they work in turn."
         )

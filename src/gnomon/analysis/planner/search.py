@@ -85,7 +85,7 @@ def layouts(place: Deployment) -> Iterator[Layout]:
     except ConfigError as error:
         reason, pairs = str(error), []
     for learners, parts in pairs:
-        engines = 1 if place.is_shared else (place.devices - learners) // parts
+        engines = place.devices if place.is_shared else (place.devices - learners) // parts
         if engines < 1:
             continue
         # More engines than prompts in flight would stay idle.
@@ -132,7 +132,7 @@ def remedies(place: Deployment) -> Iterator[tuple[str, float]]:
     yield from islice(sorted(found.items(), key=itemgetter(1)), 2)
     node, more = place.hardware.node, place.devices * 2
     while more <= node * _MOST_NODES:
-        wider = replace(place, devices=more, is_shared=False)
+        wider = replace(place, devices=more)
         if fits(wider):
             yield f"--gpus {more}", _seconds(wider) / asked
             break
@@ -282,7 +282,7 @@ def _shares(place: Deployment) -> Iterator[int]:
     """Yield possible numbers of learners: all numbers within a node, or about 32 multiples of a node."""
     node, devices = place.hardware.node, place.devices
     if place.is_shared or place.job.base is not None:
-        yield 1
+        yield devices if place.is_shared else 1
         return
     if devices <= node:
         yield from range(1, devices)

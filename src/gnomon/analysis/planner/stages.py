@@ -30,7 +30,7 @@ class UpdatePace:
         reached, hardware, item = self.place.reached, self.place.hardware, self.place.job.item
         read = self.shape.read(rows) * item / (self.parts * hardware.bandwidth * reached.reading)
         operations = 2 * (self.shape.active + self.shape.embedding) * rows
-        if self.place.is_shared:
+        if self.place.is_shared and not self.place.job.is_sleeping:
             read += dequantizing(self.place)
         summed = 2 * self.shape.layers * (reached.exchange + self._summing(rows)) if self.parts > 1 else 0.0
         return reached.decode_step + read + operations / (self.parts * self._products()) + summed
@@ -140,7 +140,7 @@ class Stages:
 def stages(place: Deployment, layout: Layout) -> Stages:
     """Return the seconds of every stage."""
     computing, moving = update_seconds(place, layout)
-    published = publishing(place, layout)
+    published, is_same = publishing(place, layout), place.is_shared and not place.job.is_sleeping
     hidden = place.reached.hidden
     return Stages(
         answering=answering(place, layout),
@@ -149,7 +149,7 @@ def stages(place: Deployment, layout: Layout) -> Stages:
         updating=max(computing, moving) + (1 - hidden) * min(computing, moving),
         computing=computing,
         communicating=moving,
-        publishing=0.0 if place.is_shared else published["nccl" if place.job.is_broadcast else "store"],
+        publishing=0.0 if is_same else published["nccl" if place.job.is_broadcast else "store"],
         by_nccl=published["nccl"],
         driving=place.job.answered * place.reached.driver_token,
     )

@@ -173,7 +173,7 @@ def _seconds(place: Deployment, found: BestLayout) -> Iterator[str]:
 def _settings(place: Deployment, found: BestLayout) -> Iterator[str]:
     """Yield the layout as overrides for `gnomon train`."""
     layout = found.layout
-    yield "device=cuda" if place.is_shared else "cluster=auto"
+    yield "device=cuda" if place.devices == 1 else "cluster=auto"
     yield f"learner.processes={layout.learners}"
     yield f"learner.max_tokens_per_micro_batch={layout.micro}"
     yield f"learner.gradient_checkpointing={'true' if layout.is_recomputed else 'false'}"
