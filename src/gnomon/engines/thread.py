@@ -216,8 +216,8 @@ class EngineThread:
         asleep = EngineError("the engine sleeps: it released its weights, and answers when it is given new ones (load)")
         asking = [w for _, w in message.requests] if isinstance(message, GenerateRequest) else [message.waiter]
         for waiter in asking:
-            tell = waiter.answer if isinstance(message, SleepRequest) else waiter.fail
-            outbox.append(partial(tell, None if isinstance(message, SleepRequest) else asleep))
+            is_granted = isinstance(message, SleepRequest)
+            outbox.append(partial(waiter.answer, None) if is_granted else partial(waiter.fail, asleep))
         return True
 
     def _made(self) -> Batcher:
@@ -290,7 +290,7 @@ class ReleasedWeights:
             memory = {key: torch.UntypedStorage(size, device=device) for key, (size, device) in self._sizes.items()}
             for tensor, key, offset, shape, stride in self._places:
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                tensor.data = whole.set_(memory[key], offset, shape, stride)  # type: ignore[call-overload]
+                tensor.data = whole.set_(memory[key], offset, shape, stride)
 
 
 def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:

@@ -45,7 +45,6 @@ class Card:
         slow: What is computed by a slower way than there could be, with the factor; what a trial on the loaded model
             finds comes behind it (`write_slow`).
         engines: Who draws the answers, with which weights, and whether it releases them while the learner works.
-        slow: What is computed by a slower way than there could be, with the factor.
         native: What tells the functions in C, of a compiler for this processor, from any others; "" where there are
             none.
         foreign_code: The user's functions that it runs.
