@@ -186,5 +186,5 @@ def test_what_cannot_be_quantized_is_refused_before_weights_are_read():
     spec = LearnerSpec("tiny", GRPO, LearnerConfig(processes=2), 1, LoraConfig(base="int8"))
     with pytest.raises(ConfigError, match=r"lora.base = 'int8' lies whole .* set learner.processes = 1"):
         spec.check()
-    with pytest.raises(ConfigError, match="rank and alpha must be > 0"):
+    with pytest.raises(ConfigError, match=r"lora\.rank must be at least 1|lora\.alpha must be > 0"):
         LoraConfig(rank=0, base="nf4")
