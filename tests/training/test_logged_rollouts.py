@@ -1,6 +1,7 @@
 """Learning from the rollouts that a run logged: the same update, what is said first, and what is refused."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,19 @@ def unknown(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "logprobs": [None] * len(line["logprobs"])}
 
 
+def less_likely(nats: float, share: int = 1) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a change: about one in ``share`` answers was that much less likely when it was sampled."""
+
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **line,
+            "reward": sum(line["response"]) % 2,
+            "logprobs": [p - nats * (sum(line["response"]) % share == 0) for p in line["logprobs"]],
+        }
+
+    return change
+
+
 def unjudged(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "reward": None, "error": None}
 
@@ -90,6 +104,41 @@ def test_logs_that_do_not_fit_are_refused(
 
     with pytest.raises(UserError, match=said):
         questions(load("tiny", [*settings, "algorithm.num_generations=4", f"rollouts_from={place}", *more]).experiment)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "factor"),
+    [("decoupled-ppo", 2.0, 2.0), ("decoupled-ppo", 10.0, 5.0), ("icepop", 2.0, 2.0), ("icepop", 10.0, 0.0)],
+)
+def test_a_correction_weighs_logs_of_another_policy(
+    name: str, ratio: float, factor: float, logged: Path, tmp_path: Path
+):
+    """Twice as likely by now: twice the gradient; ten times: truncated at 5, or masked, which trains nothing."""
+    settings = (*QUICK, *MORE, f"algorithm={name}", "algorithm.num_generations=4", "algorithm.updates=Updates")
+    places = [
+        altered(logged, tmp_path / name, less_likely(nats)) for name, nats in (("log", 0), ("old", math.log(ratio)))
+    ]
+    runs = {
+        source: train_experiment(load("tiny", [*settings, f"rollouts_from={source}"]), tmp_path / f"run-{number}")
+        for number, source in enumerate(places)
+    }
+    first, moved = (run.metrics["learner/gradient_norm"][0] for run in runs.values())
+
+    assert first > 0.01
+    assert moved == pytest.approx(factor * first, rel=1e-4)
+
+
+def test_the_effective_size_is_said(logged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Some answers are three times as likely by now: (sum r)^2 / (n sum r^2) over the tokens."""
+    place = altered(logged, tmp_path / "log", less_likely(math.log(3), share=3))
+    settings = (*QUICK, *MORE, "algorithm=decoupled-ppo", "algorithm.num_generations=4", "algorithm.updates=Updates")
+    assert main(["train", "tiny", *settings, "--from", str(place), "--run-dir", str(tmp_path / "run")]) == 0
+
+    lines = [json.loads(line) for line in (place / "step-000001.jsonl").read_text().splitlines()]
+    ratios = [1.0 if sum(line["response"]) % 3 else 3.0 for line in lines for _ in line["logprobs"]]
+    expected = sum(ratios) ** 2 / (len(ratios) * sum(r * r for r in ratios))
+    assert expected < 0.9
+    assert f"effective sample size under the policy {expected:.3f} of the tokens" in "".join(capsys.readouterr())
 
 
 def test_logs_without_probabilities_serve_where_none_are_read(logged: Path, tmp_path: Path):
