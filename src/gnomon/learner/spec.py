@@ -1,6 +1,5 @@
 """The specification of a learner, the same for one process and for several that share a model."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +17,6 @@ from gnomon.models.device import resolve_device
 from gnomon.models.load import load_model
 from gnomon.models.lora import LoraConfig
 from gnomon.models.routing import moe_layers
-
-_FEW_PROCESSES, _PROCESSES_A_CORE = 8, 4
-"""Learner processes that any machine may have on its CPU, and those for each of its cores."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +51,7 @@ class LearnerSpec:
         """
         plan, device = self.plan, resolve_device(self.device)
         self.check_cut(device)
-        if plan.processes == 1:
-            return
-        if device.type == "cpu":
-            cores = os.cpu_count() or 1
-            if plan.processes > (most := max(_FEW_PROCESSES, _PROCESSES_A_CORE * cores)):
-                raise ConfigError(
-                    f"learner.processes = {plan.processes}: each is a process with PyTorch of its own (0.3 GiB before "
-                    f"the model), and this machine has {cores} cores; set learner.processes = {cores}, at most "
-                    f"{most}"
-                )
+        if plan.processes == 1 or device.type == "cpu":
             return
         if ":" in self.device:
             raise ConfigError(

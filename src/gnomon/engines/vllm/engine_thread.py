@@ -19,7 +19,7 @@ from gnomon.engines.rng import uniforms
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.engines.thread import LoadRequest, PendingCall, ShutdownRequest
 from gnomon.engines.vllm.sampling import ROW, SamplingRow, noted
-from gnomon.engines.vllm.setup import build, exchange_weights, pack, tear_down
+from gnomon.engines.vllm.setup import exchange_weights, pack, tear_down
 from gnomon.engines.vllm.transfer import BEGIN, FINISH, note
 from gnomon.engines.vllm.transfer import noted as prints_of
 from gnomon.models.hf_names import HfNames
@@ -95,11 +95,11 @@ class VllmThread:
     for it.
 
     Args:
-        folder: The model, in the Hugging Face layout, or a hub name.
-        spelling: Its weights' names.
-        parts: Number of processes that hold the model together; see `setup.build`.
-        transfer: How the engine can receive weights; see `setup.build`.
-        draws: Who draws; see `EngineConfig`.
+        make: Builds vLLM's engine, for one row more than ``max_concurrent`` (`setup.build`).
+        dtype: Type of its weights.
+        spelling: Their names.
+        parts: Number of processes that hold the model together.
+        is_native: Whether vLLM's own sampler draws.
 
     Raises:
         Exception: vLLM cannot be built.
@@ -107,19 +107,18 @@ class VllmThread:
 
     def __init__(
         self,
-        folder: str,
+        make: Callable[[], Any],
         dtype: torch.dtype,
         max_concurrent: int,
         spelling: HfNames,
         parts: int = 1,
-        transfer: str = "",
-        draws: str = "keyed",
+        is_native: bool = False,
     ) -> None:
         self.version = -1
         self.beats = 0
         self.taken: dict[str, Fingerprint] = {}
-        self._make: Callable[[], Any] = lambda: build(folder, dtype, max_concurrent + 1, parts, transfer, draws)
-        self._is_native = draws == "vllm"
+        self._make = make
+        self._is_native = is_native
         self._is_apart = parts > 1
         self._is_receiving = False
         self._dtype = dtype
