@@ -102,7 +102,7 @@ WRONG = {
     "learning rate below 0": (
         ["learner.optimizer.learning_rate=-1.0", "learner.optimizer.warmup_steps=-1"],
         ": learner.optimizer.learning_rate must be > 0 and finite, got -1.0; learner.optimizer.warmup_steps must be "
-        "a number of steps, or their share below 1, got -1\n",
+        "0 or more steps, and finite, got -1\n",
     ),
     "staleness below 0": (["max_staleness=-1"], "max_staleness must be 0 (synchronous) or more steps, got -1"),
     "staleness without end": (["max_staleness=100000000000"], "set max_staleness = 1024 or less"),

@@ -323,8 +323,8 @@ def test_refused_steps_are_counted_from_the_end(counts: Sequence[int | None], ex
 
 
 def test_a_learning_rate_that_explodes_ends_the_run_with_the_weights_of_before(tmp_path: Path):
-    """1e38 times a step makes every later score infinite; no checkpoint of such weights is published."""
-    overrides = [*TINY[:-1], *KEPT, "steps=9", "checkpoints.every=4", "learner.optimizer.learning_rate=1e38"]
+    """1e9 times a step makes every later score infinite; no checkpoint of such weights is published."""
+    overrides = [*TINY[:-1], *KEPT, "steps=9", "checkpoints.every=4", "learner.optimizer.learning_rate=1e9"]
 
     with pytest.raises(NotFiniteError, match="the weights of version 1 give log-probabilities that are not finite"):
         train_experiment(load("tiny", overrides), tmp_path / "run")

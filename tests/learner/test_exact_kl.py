@@ -25,7 +25,7 @@ from gnomon.models.head import scored
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.reference import response_logprobs
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.testing import loss_and_gradient, make_batch
+from gnomon.testing import make_batch
 from gnomon.training.api import train_experiment
 from gnomon.training.checks import check_settings
 from gnomon.training.resolve import resolve
@@ -183,7 +183,7 @@ def test_the_factor_is_one_minus_the_effective_size():
 
     assert loss.parts["ess_kl"] == pytest.approx(2 / 18 * 0.9 / 3)
     with pytest.raises(ConfigError, match=r"the batch has none.*estimator = \"unbiased\""):
-        loss_and_gradient(EXACT, batch, logs - 1)
+        EXACT.loss(logs - 1, logs, weighed, EXACT.statistics(logs - 1, weighed))
 
 
 @pytest.mark.parametrize("count", [0, 7])

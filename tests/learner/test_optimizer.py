@@ -40,7 +40,7 @@ def test_constant_stays():
     [
         ({"learning_rate": 0.0}, "learning_rate must be > 0"),
         ({"learning_rate": math.inf}, "learning_rate must be > 0 and finite"),
-        ({"warmup_steps": -1}, "warmup_steps must be a number of steps"),
+        ({"warmup_steps": -1}, "warmup_steps must be 0 or more steps"),
         ({"final_fraction": 1.5}, r"final_fraction must be in \[0, 1\]"),
         ({"betas": (0.9, 1.0)}, r"betas must be in \[0, 1\)"),
         ({"weight_decay": -0.1}, "weight_decay must be >= 0"),

@@ -140,5 +140,5 @@ def test_rewards_need_names_of_their_own():
         Grading((WeightedReward(Exact(), name="overlong"),))
     with pytest.raises(ConfigError, match="at least one reward"):
         Grading(())
-    with pytest.raises(ConfigError, match="finite number, got nan"):
+    with pytest.raises(ConfigError, match="must be finite, got nan"):
         WeightedReward(Exact(), weight=float("nan"))

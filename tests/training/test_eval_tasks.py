@@ -119,7 +119,7 @@ def test_two_sets_of_one_name_are_refused(tmp_path: Path):
         from_table({**load_table(), "evaluation": {"tasks": [one, one]}})
     with pytest.raises(ConfigError, match=r"evaluation\.task = 'gsm8k' and evaluation\.tasks are both given"):
         from_table({**load_table(), "evaluation": {"task": one, "tasks": [two]}})
-    with pytest.raises(ConfigError, match=r"temperature must be 0 \(greedy\) or more, got -1"):
+    with pytest.raises(ConfigError, match=r"temperature must be 0 \(greedy\) or more, and finite, got -1"):
         from_table({**load_table(), "evaluation": {"sampling": {"temperature": -1}}})
     with pytest.raises(DatasetError, match=r"none\.jsonl does not exist"):
         held_out_questions(from_table({**load_table(), "evaluation": {"tasks": ["gsm8k=none.jsonl"]}}).experiment)

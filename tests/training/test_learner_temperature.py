@@ -38,7 +38,7 @@ def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> No
         rows(tmp_path / "group", "sampling.temperature=0", "learner.temperature=1")
     with pytest.raises(ConfigError, match=r"or give learner\.temperature = 1"):
         rows(tmp_path / "single", "algorithm=spo", "sampling.temperature=0")
-    with pytest.raises(ConfigError, match=r"sampling\.temperature must be 0 \(greedy\) or more, got -1"):
+    with pytest.raises(ConfigError, match=r"sampling\.temperature must be 0 \(greedy\) or more, and finite, got -1"):
         rows(tmp_path / "below", "sampling.temperature=-1")
     with pytest.raises(ConfigError, match=r"all 4 answers .* are the same; ask for one sample"):
         rows(tmp_path / "held-out", "evaluation.sampling.temperature=0", "evaluation.samples=4")

@@ -123,7 +123,7 @@ def check_names(
     given = [*_flat(table), *foreign, *settings]
     for key, _ in given:
         _check_key(key)
-    last = dict(given)
+    last, faults = dict(given), dict[str, None]()
     own = (value for key, value in given if key.partition(".")[0] == "algorithm")
     is_own = any(re.search("\\w:\\w", str(value)) for value in own)  # path.py:NAME has fields of its own
     for key, value, kinds in [
@@ -131,7 +131,12 @@ def check_names(
         *((key, value, _kinds([*table.items(), *foreign, *settings])) for key, value in (*foreign, *settings)),
     ]:
         if not (is_own and key.partition(".")[0] == "algorithm"):
-            _check_value(*_nested(key, value), kinds)
+            try:
+                _check_value(*_nested(key, value), kinds)
+            except ConfigError as fault:
+                faults[str(fault)] = None
+    if faults:
+        raise ConfigError("; ".join(faults))
     _check_algorithm(last.get("algorithm", last.get("algorithm.preset")))
     for name in algorithms:
         _check_algorithm(name.strip(), f"{name}: ")

@@ -99,7 +99,7 @@ class Checkpoints:
         try:
             hidden.mkdir()
             hashes = write_states(hidden / "state", parts)
-            hashes |= model_files(hidden) or {}
+            hashes |= made if isinstance(made := model_files(hidden), dict) else {}
             sync_tree(hidden)
             reach("checkpoint-manifest")
             write_manifest(hidden, step, hashes)

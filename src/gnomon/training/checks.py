@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from gnomon.config.experiment import Experiment
+from gnomon.algorithms.critic import CriticConfig
+from gnomon.config.experiment import EvaluationConfig, Experiment
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import STARTED, STORE
+from gnomon.core.sections import STARTED, STORE, SamplingConfig
 from gnomon.engines.own import own_class
 from gnomon.engines.vllm.transfer import BACKEND, check_backend
 from gnomon.models.hf_names import HfNames
@@ -123,7 +124,14 @@ def check_serving(resolved: Resolved) -> None:
             f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
         )
     if plan.sleeps:
-        _check_sleep(resolved)
+        _check_sleep(
+            resolved.shares_weights,
+            experiment.staleness_bound,
+            experiment.algorithm.critic,
+            plan.count,
+            experiment.learner.processes,
+            experiment.cluster.kind != "none",
+        )
     if plan.is_own:
         own_class(plan)
     if plan.kind != "vllm":
@@ -144,7 +152,7 @@ def check_serving(resolved: Resolved) -> None:
             'engine.kind = "local"'
         )
     if plan.draws == "vllm":
-        _check_native(experiment)
+        _check_native(experiment.sampling, experiment.evaluation)
     from gnomon.engines.vllm.engine import check_vllm
 
     is_actor = experiment.cluster.kind != "none"
@@ -153,7 +161,7 @@ def check_serving(resolved: Resolved) -> None:
         check_vllm(plan, is_actor)
 
 
-def _check_native(experiment: Experiment) -> None:
+def _check_native(trained: SamplingConfig, asked: EvaluationConfig) -> None:
     """Refuse sampling, of training or of a held-out set, that vLLM's own sampler cannot do.
 
     Raises:
@@ -161,34 +169,33 @@ def _check_native(experiment: Experiment) -> None:
     """
     from gnomon.engines.vllm.sampling import native_fault
 
-    trained, asked = experiment.sampling, experiment.evaluation
     held_out = [one.sampling.over(asked.sampling) for one in asked.tasks] or [asked.sampling]
     faults = [native_fault(replace(trained, **one.given), "evaluation.sampling") for one in held_out]
     if fault := next(filter(None, (native_fault(trained), *faults)), None):
         raise ConfigError(fault)
 
 
-def _check_sleep(resolved: Resolved) -> None:
+def _check_sleep(
+    shares_weights: bool, staleness: int, critic: CriticConfig | None, engines: int, processes: int, is_cluster: bool
+) -> None:
     """Refuse an engine that cannot sleep while the learner works, or for whose sleep nothing would be gained.
 
     Raises:
         ConfigError: The message names what to set.
     """
-    experiment = resolved.experiment
-    critic, engines, processes = experiment.algorithm.critic, experiment.engine.count, experiment.learner.processes
-    if resolved.shares_weights:
+    if shares_weights:
         why = (
             "the engine answers with the learner's own weights, so there is nothing to release; leave it out, or set "
             "learner.offload = true or learner.processes"
         )
-    elif experiment.staleness_bound:
+    elif staleness:
         why = (
-            f"one set of devices answers and learns in turn, and max_staleness = {experiment.max_staleness} lets one "
+            f"one set of devices answers and learns in turn, and max_staleness = {staleness} lets one "
             "overtake the other; set max_staleness = 0"
         )
     elif critic is not None and critic.pretraining is not None:
         why = "value pre-training asks between its updates; leave algorithm.critic.pretraining out"
-    elif experiment.cluster.kind != "none" and engines > processes:
+    elif is_cluster and engines > processes:
         why = (
             f"each engine shares the place of one learner, and engine.count = {engines} with learner.processes = "
             f"{processes}; set engine.count = {processes} or less"

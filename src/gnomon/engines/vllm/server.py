@@ -83,7 +83,7 @@ class Service:
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
 
     async def _generate(self, body: Any) -> Any:
-        if body["draws"] != self._draws:
+        if body.get("draws", self._draws) != self._draws:
             raise ConfigError(
                 f"it draws by --draws {self._draws}, and engine.draws = '{body['draws']}'; set one to the other"
             )
