@@ -1,7 +1,6 @@
 """Which answers of a step are shown, and what reading them costs."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +70,17 @@ def test_text_that_looks_like_the_end_of_the_wanted_part_is_text(folder: Path):
 
 
 def test_token_ids_and_logprobs_are_not_parsed(folder: Path):
-    """16 answers of 8,000 tokens, 2 MB: what is shown is read in a third of what parsing all of it takes, or less."""
+    """16 answers of 8,000 tokens, 2 MB: what is shown is read although no number of theirs could be."""
     rows = [rollout(3, n, "answer", n / 16) | {"response": [31_000] * 8000, "logprobs": [-0.123456789] * 8000}
             for n in range(16)]  # fmt: skip
     write_rollouts(folder, 3, rows)
     path = folder / "rollouts" / "step-000003.jsonl"
-    began = time.perf_counter()
-    parsed = [json.loads(line) for line in path.read_bytes().splitlines()]
-    whole = time.perf_counter() - began
-    began = time.perf_counter()
-    found = read_samples(path, 3)
-    shown = time.perf_counter() - began
+    # No parser takes these numbers, so whoever reads the answers has not looked at them.
+    path.write_bytes(path.read_bytes().replace(b"31000", b"31x00").replace(b"-0.123456789", b"-0.1234x789"))
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(path.read_bytes().splitlines()[0])
 
-    assert len(parsed) == found.count == 16
-    assert shown < whole / 3
+    assert read_samples(path, 3).count == 16
 
 
 def test_of_a_huge_file_the_beginning_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
