@@ -75,7 +75,7 @@ def _write(
     if len(files) > 1:
         sizes = {
             "total_parameters": sum(f.numel() for f in forms.values()),
-            "total_size": sum(map(_size, forms.values())),
+            "total_size": sum(f.nbytes for f in forms.values()),
         }
         index = {"metadata": sizes, "weight_map": {name: file for file, own in files.items() for name in own}}
         (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -84,17 +84,15 @@ def _write(
 
 def _files(forms: Mapping[str, Tensor], file_bytes: int) -> dict[str, dict[str, Tensor]]:
     """Return what each file has, in order: as much as it may, and one tensor at least."""
-    parts: list[dict[str, Tensor]] = [{}]
+    parts, size = list[dict[str, Tensor]]([{}]), 0
     for name, form in forms.items():
-        if parts[-1] and sum(map(_size, parts[-1].values())) + _size(form) > file_bytes:
+        if parts[-1] and size + form.nbytes > file_bytes:
             parts.append({})
+            size = 0
         parts[-1][name] = form
+        size += form.nbytes
     suffixes = [f"-{i:05d}-of-{len(parts):05d}" for i in range(1, len(parts) + 1)] if len(parts) > 1 else [""]
     return {_PATTERN.format(suffix=suffix): part for suffix, part in zip(suffixes, parts, strict=True)}
-
-
-def _size(form: Tensor) -> int:
-    return form.nbytes
 
 
 def _spelled(network: Any, groups: _Groups, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
