@@ -44,11 +44,16 @@ class Wording:
     suffix: str = ""
     template: str = ""
 
+    @property
+    def columns(self) -> list[str]:
+        """Names in braces in the template."""
+        return _FIELD.findall(self.template)
+
     def check(self, answer_column: str | None) -> None:
         """Raise ConfigError for a template without its question, or with the answer."""
         if not self.template:
             return
-        names = _FIELD.findall(self.template)
+        names = self.columns
         if _QUESTION not in names:
             raise ConfigError(
                 f"task.template = {self.template[:60]!r} has no {{question}}, so every row would ask the same; write "

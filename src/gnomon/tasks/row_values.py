@@ -47,6 +47,25 @@ def written(text: str) -> float:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        number: Row number, counted from 1; in a JSONL or CSV file the line.
+        values: Values of the columns, as JSON values.
+        flaw: Why the row cannot be used; None for a sound row.
+        unsure: Why a field's value is no answer that can be compared (`Reading`), by field.
+        copies: Numbers of the rows that are equal to this one, and were not read.
+    """
+
+    number: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    flaw: str | None = None
+    unsure: Mapping[str, str] = field(default_factory=dict)
+    copies: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Unread:
     """What a file holds in the place of a value that could not be made of it."""
 

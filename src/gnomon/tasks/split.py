@@ -7,6 +7,7 @@ questions win: training gives up what both sides would ask.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Generic
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded
@@ -187,8 +188,9 @@ def _keys(items: Dataset[Item]) -> set[str]:
     return {comparison_key(item.text) for item in _each(items)}
 
 
+_SHOWN = 3
 _ASKED_TOO = ("tools", "images", "videos", "audio")
-_NUMBERING = ("id", "index", "idx", "uuid", "extra_info", "__index_level_0__")
+NUMBERING = ("id", "index", "idx", "uuid", "extra_info", "__index_level_0__")
 """Columns that number rows and say nothing of the question."""
 
 
@@ -210,42 +212,45 @@ class Repetitions:
     _first: dict[str, int] = field(default_factory=dict)
     _answered: dict[str, tuple[int, Question]] = field(default_factory=dict)
     _again: list[tuple[int, int]] = field(default_factory=list)
+    _repeating: int = 0
     _contrary: list[tuple[int, int]] = field(default_factory=list)
     _differing: dict[str, int] = field(default_factory=dict)
     _rows: int = 0
 
-    def is_kept(self, question: Question, number: int) -> bool:
-        """Return whether the row ``number`` is a prompt of its own."""
-        self._rows += 1
+    def is_kept(self, question: Question, number: int, copies: Sequence[int] = ()) -> bool:
+        """Return whether the row ``number`` is a prompt of its own, its ``copies`` being none."""
+        self._rows += 1 + len(copies)
         columns = question.columns
         asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
         answer = columns.get("answer")
-        beside = {k: v for k, v in columns.items() if k not in _NUMBERING} if answer is None else answer
+        beside = {k: v for k, v in columns.items() if k not in NUMBERING} if answer is None else answer
         if question.turns:
             beside = [beside, question.turns]
         earlier, same = self._answered.setdefault(digest(asked, beside), (number, question))
+        again = [other for other in (number, *copies) if other != earlier]
+        self._repeating += len(again)
+        self._again = nsmallest(_SHOWN, [*self._again, *((other, earlier) for other in again[:_SHOWN])])
         if earlier == number:
             first = self._first.setdefault(asked, number)
             if first != number and answer is not None:
-                self._contrary.append((first, number))
+                self._contrary.append((number, first))
             return True
-        self._again.append((earlier, number))
         if self.is_merging and columns != same.columns:
-            for name in {*columns, *same.columns}.difference(_NUMBERING):
+            for name in {*columns, *same.columns}.difference(NUMBERING):
                 if columns.get(name) != same.columns.get(name):
-                    self._differing[name] = self._differing.get(name, 0) + 1
+                    self._differing[name] = self._differing.get(name, 0) + len(again)
         return not self.is_merging
 
     @property
     def said(self) -> str:
         """Which rows ask the same, in words; "" for none."""
         said = []
-        if self._again:
-            kept = self._rows - len(self._again)
+        if self._repeating:
+            kept = self._rows - self._repeating
             merged = f"are merged: {kept:,} prompts remain (task.repeated)" if self.is_merging else "are trained on too"
             said.append(
-                f"{len(self._again):,} of {self._rows:,} rows of '{self.name}' ask the same as an earlier row "
-                f"({_pairs(self._again)}) and {merged}"
+                f"{self._repeating:,} of {self._rows:,} rows of '{self.name}' ask the same as an earlier row "
+                f"({_pairs(self._again, self._repeating)}) and {merged}"
             )
         if self._differing:
             named = ", ".join(f"'{name}' in {count:,}" for name, count in sorted(self._differing.items())[:3])
@@ -253,11 +258,12 @@ class Repetitions:
         if self._contrary:
             said.append(
                 f"{len(self._contrary):,} of {self._rows:,} rows of '{self.name}' ask what an earlier row asks and "
-                f"have another answer ({_pairs(self._contrary)}): one is wrong, and each stays a prompt"
+                f"have another answer ({_pairs(self._contrary, len(self._contrary))}): one is wrong, and each stays a "
+                "prompt"
             )
         return "; ".join(said)
 
 
-def _pairs(pairs: Sequence[tuple[int, int]]) -> str:
-    shown = [f"row {number} as row {earlier}" for earlier, number in pairs[:3]]
-    return ", ".join(shown) + (", ..." if len(pairs) > 3 else "")
+def _pairs(pairs: Sequence[tuple[int, int]], count: int) -> str:
+    shown = [f"row {number} as row {earlier}" for number, earlier in pairs[:_SHOWN]]
+    return ", ".join(shown) + (", ..." if count > _SHOWN else "")

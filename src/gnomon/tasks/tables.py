@@ -10,9 +10,10 @@ import json
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,13 @@ from gnomon.core.errors import ConfigError, DatasetError, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
 from gnomon.core.types import Message
+from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.base import Content
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.question import ListDataset, Question, digest
 from gnomon.tasks.row_inputs import Wording, further_of, names_in
-from gnomon.tasks.row_values import Reading, Unread, number_text, written
-from gnomon.tasks.split import Repetitions
+from gnomon.tasks.row_values import Reading, Row, number_text, written
+from gnomon.tasks.split import NUMBERING, Repetitions
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _HEAD = 512
@@ -53,23 +55,6 @@ _NO_TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row.
-
-    Attributes:
-        number: Row number, counted from 1; in a JSONL or CSV file the line.
-        values: Values of the columns, as JSON values.
-        flaw: Why the row cannot be used; None for a sound row.
-        unsure: Why a field's value is no answer that can be compared (`Reading`), by field.
-    """
-
-    number: int
-    values: Mapping[str, Any] = field(default_factory=dict)
-    flaw: str | None = None
-    unsure: Mapping[str, str] = field(default_factory=dict)
-
-
 def is_file_name(path: str) -> bool:
     """Whether ``path`` names a file of a known format, rather than a folder or a dataset on the hub.
 
@@ -79,8 +64,14 @@ def is_file_name(path: str) -> bool:
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def read_rows(path: str, subset: str | None, split: str) -> list[Row]:
+def read_rows(path: str, subset: str | None, split: str, numbering: Collection[str] | None = None) -> list[Row]:
     """Return the rows of a file, of a folder that ``save_to_disk`` wrote, or of a dataset on the hub.
+
+    Args:
+        path: File, folder, or the dataset's name.
+        subset, split: Parts of a dataset.
+        numbering: Columns in which equal rows of an Arrow table or of Parquet may differ, of which the first alone is
+            returned, with its `Row.copies`; None returns every row.
 
     Raises:
         DatasetError: The table is missing, unreadable or empty; the message names the nearest files.
@@ -94,7 +85,8 @@ def read_rows(path: str, subset: str | None, split: str) -> list[Row]:
         with Path(path).open("rb") as opened:
             _check_head(Path(path), opened.read(_HEAD))
         raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(SUFFIXES))}")
-    rows = _read_file(Path(path), subset, split) if is_file_name(path) else _read_dataset(path, subset, split)
+    read = partial(_read_file, Path(path)) if is_file_name(path) else partial(_read_dataset, path)
+    rows = read(subset, split, numbering)
     if not rows:
         raise DatasetError(f"{path} has no rows")
     return [_checked(row) for row in rows]
@@ -124,7 +116,7 @@ def _kind(path: Path) -> int:
         raise DatasetError(f"{shortened(ascii(str(path)))} cannot be read: {reason}") from error
 
 
-def _read_file(file: Path, subset: str | None, split: str) -> list[Row]:
+def _read_file(file: Path, subset: str | None, split: str, numbering: Collection[str] | None) -> list[Row]:
     kind = _kind(file)
     if kind != stat.S_IFREG:
         what = _NO_FILES.get(kind)
@@ -135,8 +127,8 @@ def _read_file(file: Path, subset: str | None, split: str) -> list[Row]:
                 f"{file} is a single file and has no {name} '{value}'; leave {name} out, or name another file"
             )
     readers: dict[str, Callable[[Path], list[Row]]] = {
-        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": read_csv, ".tsv": read_csv, ".parquet": _read_parquet,
-        ".arrow": _read_arrow,
+        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": read_csv, ".tsv": read_csv,
+        ".parquet": partial(_read_parquet, numbering=numbering), ".arrow": partial(_read_arrow, numbering=numbering),
     }  # fmt: skip
     try:
         with file.open("rb") as opened:
@@ -278,70 +270,25 @@ def _cells(number: int, names: list[str], cells: list[str]) -> Row:
     return Row(number, {name: cell if cell else None for name, cell in zip(names, cells, strict=True)})
 
 
-def _read_parquet(file: Path) -> list[Row]:
+def _read_parquet(file: Path, numbering: Collection[str] | None) -> list[Row]:
     parquet = import_optional("pyarrow.parquet", "tables", "a Parquet file")
-    return _arrow_rows(file, "Parquet", lambda: parquet.ParquetFile(file).read())
+    arrow = import_optional("pyarrow", "tables", "a Parquet file")
+
+    def opened() -> Any:
+        table = parquet.ParquetFile(file)
+        return arrow.RecordBatchReader.from_batches(table.schema_arrow, table.iter_batches(BATCH))
+
+    return read_arrow(file, "Parquet", opened, numbering)
 
 
-def _read_arrow(file: Path) -> list[Row]:
+def _read_arrow(file: Path, numbering: Collection[str] | None) -> list[Row]:
     ipc = import_optional("pyarrow.ipc", "tables", "an Arrow file")
     with file.open("rb") as opened:
         begin = ipc.open_file if opened.read(6) == b"ARROW1" else ipc.open_stream
-    return _arrow_rows(file, "Arrow", lambda: begin(file.read_bytes()).read_all())
+    return read_arrow(file, "Arrow", lambda: begin(file.read_bytes()).read_all().to_reader(BATCH), numbering)
 
 
-def _arrow_rows(file: Path, form: str, read: Callable[[], Any]) -> list[Row]:
-    arrow = import_optional("pyarrow", "tables", f"a file of {form}")
-    try:
-        with working(f"reading {file}"):
-            return _rows_of(read(), str(file))
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
-        reason = shortened(" ".join(str(error).split()), 200)
-        raise DatasetError(f"{file} is not a readable {form} file: {reason}") from error
-
-
-def _rows_of(table: Any, name: str) -> list[Row]:
-    """Return the rows of an Arrow table."""
-    names = list(table.column_names)
-    twice = next((each for each in names if names.count(each) > 1), None)
-    if twice is not None:
-        raise DatasetError(f"{name}: the column {shortened(ascii(twice))} is there twice; rename one of them")
-    columns = [_taken(column) for column in table.columns]
-    cells: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else ()
-    return [Row(number, dict(zip(names, row, strict=True))) for number, row in enumerate(cells, start=1)]
-
-
-def _taken(column: Any) -> list[Any]:
-    """Return the values of an Arrow column; what is none that Python has is `Unread`."""
-    try:
-        values = list(column.to_pylist())
-        return [_shortest(value, column.type) for value in values] if "float" in str(column.type) else values
-    except Exception:  # Arrow raises what each type raises: a year 10,000, half a nanosecond, text that is no UTF-8
-        return [_value(cell) for cell in column]
-
-
-def _shortest(value: Any, kind: Any) -> Any:
-    """Return ``value`` with floats of 16 and 32 bits as they were written: 0.1, and not 0.10000000149011612."""
-    if isinstance(value, float):
-        import numpy as np
-
-        short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
-        if short is None or (value.is_integer() and abs(value) <= 2**24):
-            return value
-        return float(str(short(value)))
-    if isinstance(value, dict):
-        return {name: _shortest(inner, kind.field(name).type) for name, inner in value.items()}
-    return [_shortest(inner, kind.value_type) for inner in value] if type(value) is list else value
-
-
-def _value(cell: Any) -> Any:
-    try:
-        return cell.as_py()
-    except Exception as error:
-        return Unread(f"a value of the type {cell.type} that cannot be read ({error})")
-
-
-def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
+def _read_dataset(path: str, subset: str | None, split: str, numbering: Collection[str] | None) -> list[Row]:
     name, subset, split = _address(path, subset, split)
     datasets = import_optional("datasets", "tables", f"the dataset '{path}'")
     folder = Path(name)
@@ -369,7 +316,7 @@ def _read_dataset(path: str, subset: str | None, split: str) -> list[Row]:
             raise DatasetError(f"{path}: {unknown('split', split, found)}")
         found = found[split]
     with working(f"taking the rows of {path}"):
-        return _rows_of(found.with_format("arrow")[:], path)
+        return rows_of(found.with_format("arrow")[:].to_reader(BATCH), path, numbering)
 
 
 @contextmanager
@@ -528,25 +475,46 @@ class TableTask:
         seen: dict[str, int] = {}
         name = self.name
         repetitions = Repetitions(name, self.repeated == "merge")
-        rows = read_rows(self.path, self.subset, self.split)
+        rows = read_rows(self.path, self.subset, self.split, self._numbering)
         for row in counted(rows, f"checking the rows of {name}", len(rows)):
             question, flaw = self._question(row, name)
-            if question is not None and not repetitions.is_kept(question, row.number):
+            if question is not None and not repetitions.is_kept(question, row.number, row.copies):
                 continue
             if question is not None and question.id in seen:
                 flaw = f"id: {_shown(question.id)} is already the id of row {seen[question.id]}"
             if flaw is not None:
-                flaws.append((row.number, flaw))
+                flaws += [(number, flaw) for number in (row.number, *row.copies)]
             elif question is not None:
                 seen[question.id] = row.number
                 questions.append(question)
+        total = len(rows) + sum(len(row.copies) for row in rows)
         if flaws:
-            raise DatasetError(self._report(flaws, len(rows)))
-        said = (repetitions.said, *self._doubts(rows, questions))
+            raise DatasetError(self._report(sorted(flaws), total))
+        said = (repetitions.said, *self._doubts(rows, total, questions))
         return ListDataset(name, tuple(questions), "; ".join(filter(None, said)))
 
-    def _doubts(self, rows: Sequence[Row], questions: Sequence[Question]) -> list[str]:
+    @property
+    def _numbering(self) -> frozenset[str] | None:
+        """Columns in which rows that become one prompt may differ; None where each row is a prompt."""
+        if self.repeated == "keep":
+            return None
+        named = (
+            self.prompt_column,
+            self.answer_column,
+            self.completion_column,
+            self.rejected_column,
+            self.label_column,
+        )
+        read = {str(name).partition(".")[0] for name in (*named, *self.wording.columns)}
+        return frozenset(NUMBERING) - read
+
+    def _doubts(self, rows: Sequence[Row], total: int, questions: Sequence[Question]) -> list[str]:
         """Return, in words, what may be meant and may be a slip.
+
+        Args:
+            rows: The table's different rows.
+            total: Number of all its rows.
+            questions: What they ask.
 
         Raises:
             ConfigError: ``reward_columns`` names a column that no row has.
@@ -559,14 +527,15 @@ class TableTask:
         several = [row for row in rows if not self.prompt_column and len(_prompts(row)) > 1]
         if several:
             used, other, *_ = _prompts(several[0])
+            count = sum(1 + len(row.copies) for row in several)
             said.append(
-                f"the prompts {used!r} and {other!r} differ in {len(several):,} of {len(rows):,} rows of '{self.name}' "
+                f"the prompts {used!r} and {other!r} differ in {count:,} of {total:,} rows of '{self.name}' "
                 f"(row {several[0].number}), and {used!r} is asked; task.prompt_column names another"
             )
         answers = [str(q.columns.get("answer")) for q in questions if q.columns.get("answer") is not None]
         missing = [answer for answer in answers if answer.strip().lower() in _NOTHING]
         if missing:
-            said.append(f"{len(missing):,} of {len(rows):,} answers of '{self.name}' are the text {missing[0]!r}, "
+            said.append(f"{len(missing):,} of {total:,} answers of '{self.name}' are the text {missing[0]!r}, "
                         "which programs write for no answer: remove these rows unless it is one")  # fmt: skip
         return said
 

@@ -1,0 +1,160 @@
+"""Rows of Arrow tables as Python has them, each of equal ones once: rows are compared before they are made."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnomon.core.errors import DatasetError, shortened
+from gnomon.core.optional import import_optional
+from gnomon.core.progress import working
+from gnomon.tasks.row_values import Row, Unread
+
+_LONGEST = 16
+"""Elements of a list up to which rows are compared here."""
+
+BATCH = 2**17
+"""Rows that are read at once."""
+
+Codes = npt.NDArray[np.int64]
+
+
+def read_arrow(file: Any, form: str, read: Callable[[], Any], numbering: Collection[str] | None) -> list[Row]:
+    """Return the rows of a file that ``read`` makes a table of; ``numbering`` as in `rows_of`.
+
+    Raises:
+        DatasetError: The file is damaged.
+    """
+    arrow = import_optional("pyarrow", "tables", f"a file of {form}")
+    try:
+        with working(f"reading {file}"):
+            return rows_of(read(), str(file), numbering)
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
+        reason = shortened(" ".join(str(error).split()), 200)
+        raise DatasetError(f"{file} is not a readable {form} file: {reason}") from error
+
+
+def rows_of(reader: Any, name: str, numbering: Collection[str] | None) -> list[Row]:
+    """Return the rows of an Arrow table, equal ones once.
+
+    Of 1.79 million rows (DAPO-Math-17k) only 17 thousand are made rows of Python: seconds in place of minutes.
+
+    Args:
+        reader: The table as a pyarrow.RecordBatchReader.
+        name: Its name in messages.
+        numbering: Columns that may differ between equal rows; None keeps every row.
+
+    Raises:
+        DatasetError: Two columns have one name.
+    """
+    names = list(reader.schema.names)
+    twice = next((each for each in names if names.count(each) > 1), None)
+    if twice is not None:
+        raise DatasetError(f"{name}: the column {shortened(ascii(twice))} is there twice; rename one of them")
+    table, groups = _different(
+        reader, [column for column in names if column not in (numbering or ())], numbering is not None
+    )
+    columns = [_taken(column) for column in table.columns]
+    cells = zip(*columns, strict=True) if columns else ()
+    return [
+        Row(place + 1, dict(zip(names, row, strict=True)), copies=tuple(other + 1 for other in others))
+        for (place, *others), row in zip(groups, cells, strict=True)
+    ]
+
+
+def _different(reader: Any, compared: Sequence[str], is_merging: bool) -> tuple[Any, list[list[int]]]:
+    """Return the rows that differ in the columns ``compared``, as a table, and the places of those equal to each.
+
+    Batches are merged by themselves and then with each other, so that the whole table is never in memory.
+    """
+    arrow = import_optional("pyarrow", "tables", "a table")
+    kept, classes = [reader.schema.empty_table()], [np.zeros(0, np.int64)]
+    for batch in reader:
+        table, codes = _merged(arrow.Table.from_batches([batch]), compared if is_merging else ())
+        classes.append(codes + sum(map(len, kept)))
+        kept.append(table)
+    table, codes = _merged(arrow.concat_tables(kept), compared if is_merging else ())
+    codes = codes[np.concatenate(classes)]
+    order = np.argsort(codes, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1) if len(order) else []
+    return table, [group.tolist() for group in groups]
+
+
+def _merged(table: Any, compared: Sequence[str]) -> tuple[Any, Codes]:
+    """Return the first of equal rows, and the place among them of each row, [rows].
+
+    All rows stay where nothing is ``compared``, or a column has values that Arrow does not compare (maps, long lists).
+    """
+    try:
+        codes = _joined([_codes(table.column(name)) for name in compared]) if compared else np.arange(len(table))
+    except NotImplementedError:  # pyarrow's own class derives from it
+        codes = np.arange(len(table))
+    _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    return table.take(firsts[order]), np.argsort(order)[codes]
+
+
+def _codes(column: Any) -> Codes:
+    """Return a number for each cell, [rows], equal where the cells are.
+
+    Raises:
+        NotImplementedError: Arrow does not compare cells of this type, or a list has more than 16 elements.
+    """
+    arrow = import_optional("pyarrow", "tables", "a table")
+    column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
+    kind = column.type
+    if arrow.types.is_struct(kind):
+        return _joined([column.is_null().to_numpy(zero_copy_only=False), *map(_codes, column.flatten())])
+    if not (arrow.types.is_list(kind) or arrow.types.is_large_list(kind)):
+        if not arrow.types.is_dictionary(kind):
+            column = column.dictionary_encode()
+        return np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    lengths = np.asarray(column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    longest = int(lengths.max(initial=0))
+    if longest > _LONGEST:
+        raise NotImplementedError(f"lists of {longest} elements")
+    inner = np.append(_codes(column.flatten()), -1)
+    begins = np.cumsum(np.maximum(lengths, 0)) - np.maximum(lengths, 0)
+    elements = (np.where(lengths > place, begins + place, -1) for place in range(longest))
+    return _joined([lengths, *(inner[places] for places in elements)])
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> Codes:
+    """Return a number for each row, equal where all ``parts`` are, and below the number of rows."""
+    total = np.zeros(len(parts[0]), np.int64)
+    for part in parts:
+        if len(part) and (part != part[0]).any():
+            _, codes = np.unique(part, return_inverse=True)
+            _, total = np.unique(total * (int(codes.max()) + 1) + codes, return_inverse=True)
+    return total
+
+
+def _taken(column: Any) -> list[Any]:
+    """Return the values of an Arrow column; what is none that Python has is `Unread`."""
+    try:
+        values = list(column.to_pylist())
+        return [_shortest(value, column.type) for value in values] if "float" in str(column.type) else values
+    except Exception:  # Arrow raises what each type raises: a year 10,000, half a nanosecond, text that is no UTF-8
+        return [_value(cell) for cell in column]
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """Return ``value`` with floats of 16 and 32 bits as they were written: 0.1, and not 0.10000000149011612."""
+    if isinstance(value, float):
+        import numpy as np
+
+        short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
+        if short is None or (value.is_integer() and abs(value) <= 2**24):
+            return value
+        return float(str(short(value)))
+    if isinstance(value, dict):
+        return {name: _shortest(inner, kind.field(name).type) for name, inner in value.items()}
+    return [_shortest(inner, kind.value_type) for inner in value] if type(value) is list else value
+
+
+def _value(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except Exception as error:
+        return Unread(f"a value of the type {cell.type} that cannot be read ({error})")
