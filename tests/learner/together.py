@@ -26,6 +26,10 @@ PLAN = LearnerConfig(
     OptimizerConfig(learning_rate=1e-3, epsilon=1e-3, weight_decay=0.1), precision="fp32", max_tokens_per_micro_batch=60
 )
 
+# Presets that learn from the teacher alone: of a policy that is its own teacher every advantage is 0, and nothing
+# moves. Their batches keep the log-probabilities of a teacher that is another.
+TAUGHT = {"opd"}
+
 
 def recipe_for(algorithm: Algorithm, processes: int = 2, model: str = "tiny", **changes: Any) -> LearnerSpec:
     """The recipe of a learner of ``model`` in so many processes; ``changes`` of its plan, and ``lora``."""
@@ -59,7 +63,8 @@ def walk(
         measured = []
         critic_updates = NoCritic() if algorithm.critic is None else CriticTraining(algorithm, learner, 0)
         for step, batch in enumerate(batches, start=first):
-            batch = (await learner.score(batch, algorithm.needs)).into(batch)
+            needs = algorithm.needs - ({"reference"} if algorithm.name in TAUGHT else set())
+            batch = (await learner.score(batch, needs)).into(batch)
             batch, metrics = await critic_updates.before_policy(batch, step)
             batch = algorithm.prepare(batch)
             for minibatch in algorithm.minibatches(batch, step):
