@@ -1,9 +1,9 @@
 """The tables of docs/planning.md: three sizes of cluster by three models, each planned as `gnomon plan` does."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from gnomon.analysis.planner.deployment import place_of
@@ -15,6 +15,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.training.resolve import Resolved
 
 MODELS = ("qwen2.5-7b", "qwen3-32b", "qwen3-235b-a22b")
+MIXTURES = ("qwen3-30b-a3b", "gpt-oss-20b")
 DEVICES = {8: 512, 64: 2048, 1024: 8192}
 """Of H100, to answers of a step."""
 WAYS: Mapping[str, tuple[str, ...]] = {
@@ -24,6 +25,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 }
 """What is tried, in this order, until it fits."""
 PROMPT, ANSWER, BUDGET = 512, 2048, 8192
+_MIXED = 64
 _MARK = r"(<!-- planned: {} -->\n).*?(<!-- /planned -->)"
 
 
@@ -69,19 +71,24 @@ def cell(model: str, devices: int) -> Cell:
     return Cell(model, devices, "", None, reason)
 
 
-def tables(devices: Sequence[int] = tuple(DEVICES), models: Sequence[str] = MODELS) -> dict[str, str]:
-    """Return the name of a table to its Markdown."""
-    cells = [cell(model, count) for count in devices for model in models]
+def tables(devices: Sequence[int] = tuple(DEVICES), models: Sequence[str] = MODELS) -> Mapping[str, Callable[[], str]]:
+    """Return the name of each table to what makes its Markdown."""
+    plain = [partial(cell, model, count) for count in devices for model in models]
+    mixed = [partial(cell, model, count) for count in devices if count <= _MIXED for model in MIXTURES]
     return {
-        "layout": _table(_LAYOUT, map(_layout, cells)),
-        "seconds": _table(_SECONDS, map(_seconds, cells)),
-        "limits": "\n".join(line for one in cells for line in _limits(one)),
+        "layout": lambda: _table(_LAYOUT, (_layout(one()) for one in plain)),
+        "seconds": lambda: _table(_SECONDS, (_seconds(one()) for one in plain)),
+        "limits": lambda: "\n".join(line for one in plain for line in _limits(one())),
+        "mixtures": lambda: _table(_LAYOUT, (_layout(one()) for one in mixed)),
+        "mixtures, seconds": lambda: _table(_SECONDS, (_seconds(one()) for one in mixed)),
+        "mixtures, settings": lambda: "\n".join(line for one in mixed for line in _settings(one())),
     }
 
 
-def write(page: Path) -> list[str]:
-    """Put the tables between their marks in ``page``, and return their names."""
-    text, made = page.read_text(encoding="utf-8"), tables()
+def write(page: Path, beginning: str = "") -> list[str]:
+    """Put the tables whose names begin so between their marks in ``page``, and return their names."""
+    text = page.read_text(encoding="utf-8")
+    made = {name: make() for name, make in tables().items() if name.startswith(beginning)}
     for name, table in made.items():
         text = replaced(text, name, table)
     page.write_text(text, encoding="utf-8")
@@ -153,6 +160,13 @@ def _limits(one: Cell) -> Iterator[str]:
     for said in one.plan.limits if one.plan is not None else ():
         yield f"- {said}"
     yield ""
+
+
+def _settings(one: Cell) -> Iterator[str]:
+    set_by_plan = "does not fit" if one.plan is None else f"`{' '.join(one.plan.settings)}`"
+    yield f"- {one.model} on {one.devices}, {one.way or 'however it is trained'}: {set_by_plan}"
+    if one.reason:
+        yield f"    - What was tried before does not fit: {one.reason.splitlines()[0].rstrip('.')}."
 
 
 def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:

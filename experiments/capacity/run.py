@@ -3,7 +3,8 @@
 python -m experiments.capacity.run check                 # recorded benchmarks, published numbers, the stream's waits
 python -m experiments.capacity.run driver                # seconds and bytes a token in the run's own process
 python -m experiments.capacity.run measure               # calibrate here, then train, and compare: ten minutes
-python -m experiments.capacity.run pages                 # write the tables of docs/planning.md again
+python -m experiments.capacity.run pages                 # write the tables of docs/planning.md again (`pages mixtures`:
+                                                         # those whose names begin so)
 """
 
 import json
@@ -285,11 +286,11 @@ def _separate(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def pages() -> dict[str, Any]:
-    """Write the generated tables of docs/planning.md, and return which were."""
+def pages(beginning: str = "") -> dict[str, Any]:
+    """Write the tables of docs/planning.md whose names begin so, and return which were written."""
     from experiments.capacity.pages import write
 
-    return {"written": write(ROOT / "docs" / "planning.md")}
+    return {"written": write(ROOT / "docs" / "planning.md", beginning)}
 
 
 if __name__ == "__main__":
@@ -298,4 +299,4 @@ if __name__ == "__main__":
         print(json.dumps(part(*given)))
     else:
         commands = {"check": check, "driver": driver, "measure": measure, "pages": pages}
-        print(json.dumps(commands[command](), indent=1))
+        print(json.dumps(commands[command](*given), indent=1))

@@ -168,15 +168,15 @@ _KEPT_WHILE_ANSWERING = (
 def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
     """Return bytes in the memory of one node, by purpose.
 
-    The saving node collects the model, beside its own shards of weights and moments, which it copies to write them. A
-    node of engines has two versions of the weights in its object store. A node of learners holds a copy of its shards
-    of masters and moments, in case a step is undone, and offloaded shards. The run's own node holds rollouts that wait
-    for a step.
+    A saving node copies its shards of weights and moments to write them; a learner of one process copies the model,
+    too, which several write tensor by tensor. A node of engines has two versions of the weights in its object store. A
+    node of learners holds a copy of its shards of masters and moments, in case a step is undone, and offloaded shards.
+    The run's own node holds rollouts that wait for a step.
     """
     shape, job = place.shape, place.job
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
-        "saving": 12.0 * own * per_node + shape.parameters * job.item,
+        "saving": 12.0 * own * per_node + (shape.parameters * job.item if layout.learners == 1 else 0.0),
         "published weights": 0.0
         if job.is_broadcast or (place.is_shared and not job.is_sleeping)
         else 2.0 * shape.parameters * job.item,

@@ -22,12 +22,12 @@ def limits(place: Deployment, found: BestLayout) -> tuple[str, ...]:
 def _saving(place: Deployment, found: BestLayout) -> Iterator[str]:
     needed, room = host_memory(place, found.layout)["saving"], place.hardware.host_memory
     held = trained(place.shape, place.job) / place.shape.parameters
-    held *= min(1.0, place.hardware.node / found.layout.learners)
+    each = 12 * held * min(1.0, place.hardware.node / found.layout.learners)
+    each += place.job.item if found.layout.learners == 1 else 0
     if needed > _MUCH * room:
         yield (
-            f"Saving collects the model in the memory of one node, beside its shares of the state: {size(needed)} of "
-            f"{size(room)}; it breaks at {room / (12 * held + place.job.item) / 1e9:.0f} billion parameters"
-            f"{', trained as here' if place.job.rank else ''}."
+            f"Saving copies a node's shares of the state in its memory: {size(needed)} of {size(room)}; it breaks at "
+            f"{room / each / 1e9:.0f} billion parameters{', trained as here' if place.job.rank else ''}."
         )
 
 
