@@ -35,7 +35,10 @@ def build_parser() -> SettingsParser:
     limit.add_argument("--steps", type=int, help="steps that each run makes")
     parser.add_argument("--workers", type=int, help="runs at a time (default: what cores and memory bear)")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where it is kept (default: runs/compare-NAME-TERMS)"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where it is kept (default: runs/compare-NAME-TERMS); of --logs the page to write, as logs.html",
     )
     parser.add_argument(
         "--logs",
@@ -58,10 +61,10 @@ def run(arguments: Sequence[str]) -> int:
     parser = build_parser()
     given = parser.parse_intermixed_args(arguments)
     if given.logs:
-        trains = ("experiment", "overrides", "algorithms", "budget", "seconds", "steps", "workers", "out")
+        trains = ("experiment", "overrides", "algorithms", "budget", "seconds", "steps", "workers")
         if wrong := [name for name in trains if getattr(given, name)]:
             parser.error(f"--logs compares runs that exist: leave out {', '.join(wrong)}")
-        return _compare_logs(given.logs, given.score, given.json)
+        return _compare_logs(given.logs, given.score, given.out, given.json)
     missing = [
         said
         for said, is_there in (
@@ -102,11 +105,18 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _compare_logs(given: Sequence[str], kind: Literal["held-out", "training"] | None, as_json: bool) -> int:
+def _compare_logs(
+    given: Sequence[str], kind: Literal["held-out", "training"] | None, out: Path | None, as_json: bool
+) -> int:
     with working("loading libraries", is_brief=True):
-        from gnomon.analysis.compare.logs import arms_of, compare_logs, text
+        from gnomon.analysis.compare.logs import arms_of, compare_logs, page, text
+        from gnomon.core.atomic_files import write_page
         from gnomon.records.jsonl import sound
 
     found = compare_logs(arms_of(given), kind)
-    print(json.dumps(sound(found.as_row()), allow_nan=False) if as_json else for_people(text(found)))
+    row, said = found.as_row(), text(found)
+    if out is not None:
+        write_page(out, page(found).encode())
+        row, said = row | {"page": str(out)}, f"{said}\n\npage     {out}"
+    print(json.dumps(sound(row), allow_nan=False) if as_json else for_people(said))
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gnomon.core.errors import RunDirectoryError
 from gnomon.core.failpoints import reach
 from gnomon.core.redaction import redacted
 
@@ -184,3 +185,21 @@ def step_files(directory: Path, suffix: str) -> list[tuple[int, Path]]:
     for torn in directory.glob(".step-*.tmp"):
         torn.unlink()
     return numbered(directory, rf"step-(\d+)\.{suffix}")
+
+
+def write_page(path: Path, content: bytes) -> None:
+    """Replace the file that a person named for a page.
+
+    Raises:
+        RunDirectoryError: ``path`` is a folder or cannot be written.
+    """
+    if path.is_dir() or not path.name:
+        raise RunDirectoryError(
+            f"{path} is a folder, and a page is a file; name one in it, as --out {path / 'page.html'}"
+        )
+    try:
+        write_durably(path, content, is_synced=False)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}; name a file in a folder that is there, --out FILE"
+        ) from error

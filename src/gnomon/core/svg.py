@@ -138,7 +138,8 @@ class Series:
     Attributes:
         lows, highs: An interval around each point, or nothing; drawn as a band, and as bars with ``style = "points"``,
             which is for values that were measured now and then.
-        color: The number of its color, from 0; -1 is the color of text. None takes the place among the curves.
+        color: The number of its color, from 0; -1 is the color of text. None takes the place among the curves. Curves
+            of one name and color have one entry in the legend.
     """
 
     name: str
@@ -273,7 +274,7 @@ def _united(series: Sequence[Series]) -> list[Series]:
         covering = next((n for n, other in enumerate(found) if _covers(one, other, near)), None)
         if covering is None or not any(map(math.isfinite, one.ys)):
             found.append(one)
-        else:
+        elif one.name != found[covering].name:
             found[covering] = replace(found[covering], name=f"{found[covering].name} = {one.name}")
     return found
 
@@ -327,7 +328,7 @@ class _Legend:
 
 def _legend(series: Sequence[Series], width: int) -> _Legend:
     parts, x, row = [], _LEFT, 0
-    for one in series:
+    for one in {(s.name, s.color, s.style): s for s in series}.values():
         shown = _cut(one.name, 50 if " = " in one.name else 34)
         wide = 22 + _LETTER * len(shown) + 12
         if x > _LEFT and x + wide > width - _RIGHT:

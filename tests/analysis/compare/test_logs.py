@@ -1,6 +1,7 @@
 """Runs of any library are compared by what they have logged."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,24 @@ def test_training_rewards_are_those_of_the_last_tenth(tmp_path: Path):
     assert pair.verdict == "a is better (as a model)"
     with pytest.raises(DatasetError, match="only training scores"):
         compare_logs([("a", trl), ("b", prime)], "held-out")
+
+
+def test_a_page_shows_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Curves of all runs, both tables, names escaped; a folder in the page's place is refused."""
+    runs = [f"<b>{name}={path}" for name, path in (*verl_runs(tmp_path, "a", 0.2), *verl_runs(tmp_path, "b", 0.9))]
+    page = tmp_path / "logs.html"
+    for score in ("held-out", "training"):
+        assert main(["compare", "--json", "--score", score, "--out", str(page), "--logs", *runs]) == 0
+        assert json.loads(capsys.readouterr().out)["page"] == str(page)
+        content = page.read_text()
+        assert content.count('class="chart"') == 2
+        assert "&lt;b&gt;a" in content
+        assert "<b>a" not in content
+        assert content.count("<tbody>") == 2
+        assert len(set(re.findall(r'data-name="([^"]*)"', content))) in (0, 2)
+    assert "is better" in content or "told apart" in content
+    assert main(["compare", "--out", str(tmp_path), "--logs", *runs]) == 2
+    assert "is a folder, and a page is a file" in capsys.readouterr().err
 
 
 def test_identical_runs_cannot_be_told_apart():

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gnomon.analysis.compare.page import lines
+from gnomon.analysis.compare.page import PAGE_SIZES, PageSection, Rows, lines, rendered
 from gnomon.analysis.compare.statistics import Contrast, Floats, contrast, mean_over, unpaired
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.core.statistics import FEWEST, SIGNIFICANCE, Interval, holm, in_words, student_quantile
+from gnomon.core.svg import Series, chart
 from gnomon.core.types import Group
 from gnomon.diagnosis.recorded import groups_of
 from gnomon.records.directory import RunDirectory
@@ -35,6 +36,7 @@ class LoggedScores:
     Attributes:
         mean: Over prompts where answers were recorded, else as it was logged.
         by_prompt: Digest of a prompt's text to its mean score; empty where no answers were recorded.
+        curve: Step and score, of every step or evaluation that was logged.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class LoggedScores:
     last_step: int
     mean: float
     by_prompt: Mapping[str, float]
+    curve: Sequence[tuple[int, float]]
     notes: tuple[str, ...] = ()
 
 
@@ -139,29 +142,73 @@ def compare_logs(named: Sequence[tuple[str, Path]], kind: Kind | None = None) ->
 
 def text(found: LoggedComparison) -> str:
     """Return the comparison as lines for a terminal."""
-    what = "held-out scores" if found.kind == "held-out" else f"training rewards of the last 1/{LATEST} of the steps"
-    scores = [["", "by", "runs", "steps", "prompts", "score", "95% interval", "each run"]]
+    notes = "\n".join(f"- {note}" for note in _notes(found))
+    return "\n\n".join(
+        [_basis(found), lines(_score_rows(found)), lines(_pair_rows(found)), *([notes] if notes else [])]
+    )
+
+
+def page(found: LoggedComparison) -> str:
+    """Return the comparison as an HTML page that loads nothing else: curves of every run, both tables, the notes."""
+    series = [
+        Series(arm.name, [step for step, _ in run.curve], [score for _, score in run.curve], color=color)
+        for color, arm in enumerate(found.arms)
+        for run in arm.runs
+    ]
+    label = "held-out score" if found.kind == "held-out" else "training reward"
+    pictures = [chart(series, f"{label} against steps", "step", label, size=size) for size in PAGE_SIZES]
+    drawn = "One line a run, over its own steps, as its library logged it. Runs of one name have one color."
+    test = (
+        "The difference is the second minus the first; p is corrected for the number of pairs by Holm's method. Pairs "
+        "by prompts vary over runs and prompts together, others for themselves (Welch's test)."
+    )
+    sections = [
+        PageSection(label.capitalize(), pictures, drawn, _score_rows(found)),
+        PageSection("Each against each", rows=_pair_rows(found), row_note=test),
+        *([PageSection("Before this is believed", sentences=notes)] if (notes := _notes(found)) else []),
+    ]
+    verdicts = ". ".join(f"{pair.first} and {pair.second}: {pair.verdict}" for pair in found.pairs)
+    return rendered(
+        f"{', '.join(arm.name for arm in found.arms)}, by their logs", f"{_basis(found)} {verdicts}.", sections
+    )
+
+
+def _basis(found: LoggedComparison) -> str:
+    kinds = {"held-out": "held-out scores", "training": f"training rewards of the last 1/{LATEST} of the steps"}
+    return f"By {kinds[found.kind]}."
+
+
+def _score_rows(found: LoggedComparison) -> Rows:
+    rows = [["", "by", "runs", "steps", "prompts", "score", "95% interval", "each run"]]
     for arm in sorted(found.arms, key=lambda arm: -arm.score):
         libraries, steps = ({of(run) for run in arm.runs} for of in (lambda r: r.library, lambda r: str(r.last_step)))
         each = " ".join(f"{run.mean:.3f}" for run in arm.runs)
         cells = (", ".join(sorted(libraries)), str(len(arm.runs)), ", ".join(sorted(steps)), str(arm.prompts or "-"))
-        scores.append([arm.name, *cells, f"{arm.score:.3f}", str(arm.interval or "-"), each])
-    pairs = [["first", "second", "difference", "95% interval", "p", "corrected", "paired by", ""]]
+        rows.append([arm.name, *cells, f"{arm.score:.3f}", str(arm.interval or "-"), each])
+    return rows
+
+
+def _pair_rows(found: LoggedComparison) -> Rows:
+    rows = [["first", "second", "difference", "95% interval", "p", "corrected", "paired by", ""]]
     for pair in found.pairs:
         said = ["-", "-", "-"]
         if pair.contrast is not None and pair.corrected is not None:
-            chances = [
+            chances = (
                 in_words(p).removeprefix("p ").removeprefix("= ") for p in (pair.contrast.p_value, pair.corrected)
-            ]
+            )
             said = [str(pair.contrast.interval), *chances]
         by = f"{pair.prompts} prompts" if pair.prompts else "nothing"
-        pairs.append([pair.first, pair.second, f"{pair.difference:+.3f}", *said, by, pair.verdict])
-    notes = [f"- {run.path}: {note}" for arm in found.arms for run in arm.runs for note in run.notes]
+        rows.append([pair.first, pair.second, f"{pair.difference:+.3f}", *said, by, pair.verdict])
+    return rows
+
+
+def _notes(found: LoggedComparison) -> list[str]:
+    notes = [f"{run.path}: {note}" for arm in found.arms for run in arm.runs for note in run.notes]
     if any(len(arm.runs) == 1 for arm in found.arms):
-        notes.insert(0, "- one run says nothing about other runs: what is compared is one model of each such name")
+        notes.insert(0, "one run says nothing about other runs: what is compared is one model of each such name")
     if len({run.library for arm in found.arms for run in arm.runs}) > 1:
-        notes.append("- libraries score and log in ways of their own: see that reward, prompts and steps are the same")
-    return "\n\n".join([f"By {what}.", lines(scores), lines(pairs), *(["\n".join(notes)] if notes else [])])
+        notes.append("libraries score and log in ways of their own: see that reward, prompts and steps are the same")
+    return notes
 
 
 def _arm(name: str, runs: Sequence[LoggedScores]) -> LoggedArm:
@@ -205,14 +252,15 @@ def _of_foreign(run: ForeignRun) -> dict[Kind, LoggedScores]:
     found: dict[Kind, LoggedScores] = {}
     held_out = list(run.answered[True])[-1:]
     logged = [score for _, score in run.scores[-1:]]
-    for kind, steps, level in (
-        ("held-out", held_out, logged),
-        ("training", _latest(list(run.answered[False]), run.last_step), _recent(run.rows, run.last_step)),
+    rewards = column(run.rows, REWARD)
+    for kind, steps, level, curve in (
+        ("held-out", held_out, logged, run.scores),
+        ("training", _latest(list(run.answered[False]), run.last_step), _recent(rewards, run.last_step), rewards),
     ):
         by_prompt = _by_prompt([group for step in steps for group in run.groups(step, kind == "held-out")])
         if by_prompt or level:
             mean = _mean(by_prompt.values() if by_prompt else level)
-            found[kind] = LoggedScores(run.path, run.library, run.last_step, mean, by_prompt, run.notes)  # type: ignore[index]
+            found[kind] = LoggedScores(run.path, run.library, run.last_step, mean, by_prompt, curve, run.notes)  # type: ignore[index]
     return found
 
 
@@ -228,13 +276,15 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
             answered = ()
         scores = {row.question: score for row in answered if (score := row.measure("avg")) is not None}
         mean = _mean(scores.values()) if scores else evaluations[-1].headline.mean
-        found["held-out"] = LoggedScores(record.path, "gnomon", last, mean, scores)
-    level = _recent(rows, last)
+        curve = [(e.step, e.headline.mean) for e in evaluations]
+        found["held-out"] = LoggedScores(record.path, "gnomon", last, mean, scores, curve)
+    rewards = column(rows, REWARD)
+    level = _recent(rewards, last)
     steps = _latest(record.rollout_steps(), last)
     by_prompt = _by_prompt([group for step in steps for group in groups_of(record.rollouts(step))])
     if by_prompt or level:
         mean = _mean(by_prompt.values() if by_prompt else level)
-        found["training"] = LoggedScores(record.path, "gnomon", last, mean, by_prompt)
+        found["training"] = LoggedScores(record.path, "gnomon", last, mean, by_prompt, rewards)
     return found
 
 
@@ -242,8 +292,8 @@ def _latest(steps: Sequence[int], last: int) -> list[int]:
     return [step for step in steps if last - max(1, last // LATEST) < step <= last] or list(steps[-1:])
 
 
-def _recent(rows: Sequence[Mapping[str, Any]], last: int) -> list[float]:
-    points = dict(column(rows, REWARD))
+def _recent(rewards: Sequence[tuple[int, float]], last: int) -> list[float]:
+    points = dict(rewards)
     return [points[step] for step in _latest(sorted(points), last)]
 
 

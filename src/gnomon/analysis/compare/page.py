@@ -1,6 +1,7 @@
 """A comparison as an HTML page that loads nothing else, and as lines of text."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -9,14 +10,18 @@ from markupsafe import Markup
 
 from gnomon.analysis.compare.records import STAGES
 from gnomon.analysis.compare.statistics import Band, Comparison, Pairing, Ranking
+from gnomon.core.redaction import without_secrets
 from gnomon.core.statistics import in_words
 from gnomon.core.svg import MARK, Series, chart, page_style
 from gnomon.records.console import duration
 from gnomon.training.notes import many
 
+Rows = Sequence[Sequence[str]]
 DIFFERENCE = 0.05
 """The page says how many seeds and prompts it takes to find this difference in score."""
 _SAME_COST = 0.05
+PAGE_SIZES = (820, 300), (360, 230)
+"""Width and height of a picture on wide and on narrow screens."""
 
 
 def verdict(found: Comparison) -> list[str]:
@@ -199,34 +204,69 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
     return f"{between.join(names[:-1])} and {names[-1]}" if between == ", " else between.join(names)
 
 
-Rows = Sequence[Sequence[str]]
+@dataclass(frozen=True)
+class PageSection:
+    """A part of a page: curves, a table, sentences, in this order, and what a reader has to know of them.
+
+    Attributes:
+        pictures: The same curves for wide and for narrow screens, or none.
+        rows: A table with a header row, or none.
+    """
+
+    title: str
+    pictures: Sequence[str] = ()
+    picture_note: str = ""
+    rows: Rows = ()
+    row_note: str = ""
+    sentences: Sequence[str] = ()
 
 
 def page(found: Comparison) -> str:
     """Return the HTML page, in the design of the report. Names are escaped."""
+    setting = found.setting
+    scores = PageSection(
+        "Held-out score",
+        _curves(found, lambda standing: standing.curve, "held-out score"),
+        "Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals.",
+        score_rows(found),
+        "The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should.",
+    )
+    pairs = PageSection(
+        "Each against each",
+        rows=pair_rows(found),
+        row_note="The difference is the second minus the first, paired by seed and prompt. p takes both as drawn at "
+        "random (min F'); it is corrected for the number of pairs by Holm's method. At 0.05 or less the two differ. "
+        "The interval is of each pair alone: it holds 0 exactly where p, before that correction, is above 0.05.",
+    )
+    rewards = PageSection(
+        "Training reward",
+        _curves(found, lambda standing: standing.rewards, "mean reward"),
+        "Of the questions that each algorithm asked; one that chooses hard questions has a lower line.",
+        sentences=scales(found),
+    )
+    return rendered(
+        f"{', '.join(s.name for s in found.standings)} on {setting.experiment}",
+        f"{setting.task} with {setting.model}, {setting.limit} a run. {' '.join(verdict(found))}",
+        [
+            *(scores, pairs, rewards, PageSection("Cost", rows=cost_rows(found))),
+            PageSection("Before this is believed", sentences=caveats(found)),
+        ],
+    )
+
+
+def rendered(title: str, lede: str, sections: Sequence[PageSection]) -> str:
+    """Return a page of the comparison's design that loads nothing else. Whatever is no picture is escaped."""
     template = (files("gnomon.analysis.compare") / "compare.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_printable, keep_trailing_newline=True
     )
-    return environment.from_string(template).render(
-        title=f"{', '.join(s.name for s in found.standings)} on {found.setting.experiment}",
-        style=page_style(),
-        mark=MARK,
-        setting=found.setting,
-        verdict=" ".join(verdict(found)),
-        held_out=_curves(found, lambda standing: standing.curve, "held-out score"),
-        scores=score_rows(found),
-        pairs=pair_rows(found),
-        rewards=_curves(found, lambda standing: standing.rewards, "mean reward"),
-        scales=scales(found),
-        costs=cost_rows(found),
-        caveats=caveats(found),
-    )
+    words = {"title": title, "lede": lede, "sections": sections}
+    return environment.from_string(template).render(style=page_style(), mark=MARK, **words)
 
 
 def _printable(said: Any) -> Any:
-    """Return a text without control characters; what is marked as HTML is the page's own."""
-    return said if isinstance(said, Markup) else "".join(c if c.isprintable() else " " for c in said)
+    """Return a text without control characters and secrets; what is marked as HTML is the page's own."""
+    return said if isinstance(said, Markup) else without_secrets("".join(c if c.isprintable() else " " for c in said))
 
 
 def text(found: Comparison) -> str:
@@ -307,7 +347,7 @@ def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label
         lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
         series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
     title, across = f"{label} against {_tokens(found)}", f"{_tokens(found)}, in training"
-    return [chart(series, title, across, label, size=size) for size in ((820, 300), (360, 230))]
+    return [chart(series, title, across, label, size=size) for size in PAGE_SIZES]
 
 
 def lines(rows: Rows) -> str:

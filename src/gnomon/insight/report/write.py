@@ -1,7 +1,6 @@
 """The page of a run, or of several beside each other: one HTML file that needs nothing else and asks nobody."""
 
 import base64
-import contextlib
 import hashlib
 import os
 import re
@@ -18,8 +17,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gnomon.core.atomic_files import real_path, refuse_special, write_durably
-from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.atomic_files import real_path, write_durably, write_page
+from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import for_people, without_secrets
 from gnomon.core.svg import MARK, page_style
 from gnomon.diagnosis.current_findings import written
@@ -100,21 +99,10 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> ReportP
     twice = [record.path for record, place in zip(records, places, strict=True) if places.count(place) > 1]
     if twice:
         raise ConfigError(f"{twice[-1]} is named twice, and a run cannot be compared with itself; name each run once")
-    if out is not None and (os.path.isdir(out) or not out.name):
-        raise RunDirectoryError(
-            f"{out} is a folder, and a page is a file; name one in it, as --out {out / 'page.html'}"
-        )
     files_of = records[0].files
     path = out or (files_of.report if len(records) == 1 else files_of.path / "comparison.html")
     content = (run_page(records[0]) if len(records) == 1 else comparison_page(records)).encode()
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            refuse_special(path)
-        write_durably(path, content, is_synced=False)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written: {error.strerror or error}; name a file in a folder that is there, --out FILE"
-        ) from error
+    write_page(path, content)
     return ReportPage(path, len(content), tuple(record.path for record in records))
 
 
