@@ -85,8 +85,9 @@ test: lint ## set up, then lint, types, contracts and every quick test
 test-full: lint peers vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
 	@echo "[test] pytest, the slow ones too"
 	@$(PYTEST)
-	@echo "[test] against verl, TRL, verifiers, Gymnasium and TextArena (a minute)"
+	@echo "[test] against verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_verifiers_env.py tests/tasks/test_game_envs.py
+	@PYTHONPATH=$(PEERS)/openenv $(PEERS)/bin/python -m pytest tests/tasks/test_game_envs.py -k openenv
 	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 
@@ -101,12 +102,13 @@ peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that
 
 # An environment of its own: the peers bring what gnomon neither needs nor should see. Theirs is installed without
 # dependencies, so nothing asks for another torch.
-$(PEERS)/.gnomon-setup: pyproject.toml constraints.txt tests/peers/requirements.txt | $(STAMP)
-	@echo "[peers] making $(PEERS) and installing PyTorch, gnomon, verl, TRL, verifiers, Gymnasium and TextArena (about two minutes)"
+$(PEERS)/.gnomon-setup: pyproject.toml constraints.txt $(wildcard tests/peers/*.txt) | $(STAMP)
+	@echo "[peers] making $(PEERS) and installing PyTorch, gnomon, verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (about two minutes)"
 	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv --clear $(PEERS)
 	@$(PEERS)/bin/python $(INSTALL) torch
 	@$(PEERS)/bin/python $(INSTALL) --editable . hypothesis pytest pytest-timeout
 	@$(PEERS)/bin/python $(INSTALL) --no-deps --requirement tests/peers/requirements.txt
+	@$(PEERS)/bin/python $(UNBOUND) --no-deps --upgrade --target $(PEERS)/openenv --requirement tests/peers/openenv.txt
 	@touch $@
 
 vllm: $(VLLM)/.gnomon-setup ## make .venv-vllm, with the vLLM that its engine is tested with (once; a gigabyte)

@@ -1,7 +1,13 @@
-"""Environments that Gymnasium and TextArena ship, where these are installed (`make test-full` does that)."""
+"""Environments that Gymnasium, TextArena and OpenEnv ship, where these are installed (`make test-full` does that)."""
 
+import contextlib
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +133,111 @@ def test_a_game_for_two_is_refused():
         talk("textarena", "None-v0")
 
 
-@pytest.mark.parametrize("kind", ["gymnasium", "textarena"])
+SEARCH = """
+from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+
+class Search(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+
+    def __init__(self):
+        mcp = FastMCP("search")
+
+        @mcp.tool
+        def find(word: str, length: int = 3) -> str:
+            \"\"\"Look a word up.\"\"\"
+            return word[:length]
+
+        super().__init__(mcp)
+
+    def reset(self, seed=None, episode_id=None, word="none", **columns):
+        return Observation(metadata={"word": word})
+
+    def _step_impl(self, action, **more):
+        raise NotImplementedError
+
+
+app = create_app(Search, CallToolAction, CallToolObservation, env_name="search", max_concurrent_envs=4)
+"""
+
+
+def template(folder: Path) -> str:
+    """Write what `openenv init echo` writes of the environment that the package ships; return the application."""
+    shipped = files("openenv") / "cli" / "templates" / "openenv_env"
+    names = {"ENV_NAME": "echo", "ENV_CLASS_NAME": "Echo", "ENV_TITLE_NAME": "Echo"}
+    for part in ("models.py", "server/__init__.py", "server/app.py", "server/__ENV_NAME___environment.py"):
+        text, to = (shipped / part).read_text(), folder / part.replace("__ENV_NAME__", "echo")
+        to.parent.mkdir(exist_ok=True)
+        to.write_text(re.sub(r"__(ENV_\w+?)__", lambda m: names[m[1]], text))
+    return "server.app:app"
+
+
+@contextlib.contextmanager
+def served(app: str, folder: Path) -> Iterator[str]:
+    """An OpenEnv server's address."""
+    command = [sys.executable, "-m", "uvicorn", app, "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            yield next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        finally:
+            server.terminate()
+
+
+def test_openenv_steps_by_text_or_object(tmp_path: Path):
+    """The echo environment that the package ships pays a tenth for each character, by text or as a JSON object."""
+    needed("openenv")
+    with served(template(tmp_path), tmp_path) as address:
+        begun, text, given, wrong, end = talk("openenv", address, "hello", '{"message": "a"}', '{"message": 3}')
+
+        assert begun["messages"] == [["user", '{"echoed_message": "Echo environment ready!", "message_length": 0}']]
+        assert (text["reward"], given["reward"], end["reward"]) == (0.5, 0.1, None)
+        assert json.loads(texts([text])[0]) == {"echoed_message": "hello", "message_length": 5}
+        assert wrong["messages"] == [["user", 'No such action: {"message": 3}']]
+        assert wrong["fault"] is None
+
+
+def test_openenv_tools_are_called(tmp_path: Path):
+    """MCP tools are told and called, several in one answer, and an answer without a call ends the episode."""
+    needed("openenv")
+    (tmp_path / "search.py").write_text(SEARCH)
+    call = '<tool_call>{{"name": "{}", "arguments": {{"word": "gnomon"}}}}</tool_call>'
+    with served("search:app", tmp_path) as address:
+        host = EnvServer(EnvironmentConfig(kind="openenv", use=address))
+        (schema,) = host.answer({"do": "describe"})["schemas"]
+        _, called, flawed, ended, _ = talk(
+            "openenv", address, call.format("find") + call.format("none"), "<tool_call>{</tool_call>", "It is gno."
+        )
+
+    assert (schema["function"]["name"], schema["function"]["description"]) == ("find", "Look a word up.")
+    assert sorted(schema["function"]["parameters"]["properties"]) == ["length", "word"]
+    assert [role for role, _ in called["messages"]] == ["tool", "tool"]
+    assert called["messages"][0][1] == "gno"
+    assert "none" in called["messages"][1][1]
+    assert (flawed["messages"][0][0], flawed["is_done"], ended["is_done"]) == ("tool", False, True)
+
+
+def test_an_openenv_server_that_is_not_there_is_one_message():
+    """Neither a name nor a closed port is a server."""
+    needed("openenv")
+    with pytest.raises(ConfigError, match=r"no OpenEnv server answers at http://127\.0\.0\.1:1: .*start it"):
+        talk("openenv", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="'echo_env' is no address"):
+        talk("openenv", "echo_env")
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "textarena", "openenv"])
 def test_a_version_with_another_interface_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch):
     """The message names both versions and what to type."""
     needed(kind)
     monkeypatch.setattr(env_adapter, "version", lambda name: "0.2.0" if name == kind else metadata.version(name))
     with pytest.raises(ConfigError, match=f"here is 0.2.0: pip install {kind}=="):
-        talk(kind, "Any-v0")
+        talk(kind, "http://127.0.0.1:1" if kind == "openenv" else "Any-v0")
 
 
 @pytest.mark.slow

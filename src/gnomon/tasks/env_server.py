@@ -19,7 +19,7 @@ from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.agent_program import AgentProgram, check_agent
 from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
 from gnomon.tasks.environment import EnvironmentConfig
-from gnomon.tasks.game_envs import GymnasiumEnv, TextArenaEnv, check_game
+from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
 
@@ -31,11 +31,11 @@ More floods, whatever it would be in tokens.
 
 _PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
     "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv, "agent": AgentProgram,
-    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv,
+    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv, "openenv": OpenEnvEnv,
 }  # fmt: skip
 _CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
     "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime, "agent": check_agent,
-    "gymnasium": check_game, "textarena": check_game,
+    "gymnasium": check_game, "textarena": check_game, "openenv": check_game,
 }  # fmt: skip
 
 T = TypeVar("T")

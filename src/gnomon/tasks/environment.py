@@ -22,9 +22,12 @@ from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
 Role = Literal["user", "tool"]
-Kind = Literal["class", "tools", "trl", "verifiers", "gymnasium", "textarena", "agent"]
+Kind = Literal["class", "tools", "trl", "verifiers", "gymnasium", "textarena", "openenv", "agent"]
 
-PACKAGES = {"verifiers": ("0.1.9", "0.1.9"), "gymnasium": ("1.", "1.4.0"), "textarena": ("0.7.", "0.7.4")}
+PACKAGES = {
+    "verifiers": ("0.1.9", "0.1.9"), "gymnasium": ("1.", "1.4.0"), "textarena": ("0.7.", "0.7.4"),
+    "openenv": ("0.10.", "0.10.0"),
+}  # fmt: skip
 """Kinds that are packages, whose environments have names of their own and say how good a rollout was.
 
 Each with how its version begins, and the version that is tested.
@@ -65,6 +68,7 @@ _NEEDS: Mapping[Kind, str] = {
     "verifiers": 'use = "name", as verifiers.load_environment has it',
     "gymnasium": 'use = "Name-v1" or "module:Name-v1", as gymnasium.make has it',
     "textarena": 'use = "Name-v0", as textarena.make has it',
+    "openenv": 'use = "http://127.0.0.1:8000", the address of an OpenEnv server',
     "agent": 'use = "path.py:function", command = ["program", "argument"] or server = "http://127.0.0.1:PORT/PATH"',
 }
 
@@ -89,9 +93,9 @@ class EnvironmentConfig:
     Attributes:
         kind: "class" is a class of your own; "tools" are typed functions, and "python" among them runs code in the
             sandbox; "trl" is a class whose public methods are tools, as TRL's ``environment_factory``; "verifiers",
-            "gymnasium" and "textarena" are environments of these packages; "agent" is a program that calls the policy
-            by itself (docs/agents.md).
-        use: The class or the environment that is built, or the agent's function.
+            "gymnasium", "textarena" and "openenv" are environments of these packages; "agent" is a program that calls
+            the policy by itself (docs/agents.md).
+        use: The class or the environment that is built, an OpenEnv server's address, or the agent's function.
         command: The agent's program and its arguments; ``{prompt}`` in one stands for the question.
         server: Address of a running server that is the agent, on this machine.
         settings: Keyword arguments of ``use``. For "gymnasium" also ``actions``, names of its numbered actions.
@@ -143,6 +147,10 @@ class EnvironmentConfig:
         check_no_secret(self.settings, 'let the environment read it (variables = ["NAME"])')
         if self.server:
             _check_server(self.server)
+        if self.kind == "openenv" and urlsplit(self.use).scheme not in ("http", "https"):
+            raise ConfigError(
+                f"environment.use = '{self.use}' is no address; kind = \"openenv\" needs {_NEEDS['openenv']}"
+            )
         if self.kind not in PACKAGES:
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
             _check_names(named)

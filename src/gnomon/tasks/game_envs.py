@@ -1,4 +1,4 @@
-"""Environments of Gymnasium and TextArena, by their ``reset`` and ``step``; an answer is the action. No torch.
+"""Environments of Gymnasium, TextArena and OpenEnv, by their ``reset`` and ``step``; an answer is the action. No torch.
 
 What an environment begins with is shown before the first answer, unless the question holds it (`write_questions`). A
 row's column ``seed`` says which game is played, so that a group plays one game; without it each rollout has its own.
@@ -7,7 +7,9 @@ row's column ``seed`` says which game is played, so that a group plays one game;
 import asyncio
 import json
 import re
+import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, checked_reward, foreign_package
 from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.tools import find_calls
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOR = re.compile(r"\x1b\[(?:\d+;)*?(?:(?:[349]|10)([0-7])|\d*)(?:;\d+)*m")
@@ -125,7 +128,111 @@ class TextArenaEnv:
         return "\n".join(text.strip() for _, text, kind in said if kind != self._said_by_player)
 
 
-_GAMES: Mapping[str, type[GymnasiumEnv | TextArenaEnv]] = {"gymnasium": GymnasiumEnv, "textarena": TextArenaEnv}
+class OpenEnvEnv:
+    """A session with an OpenEnv server, whose address is ``use``; ``settings`` and the row's columns go to its reset.
+
+    An answer that is a JSON object of the action's fields is the action; of an action with one field to fill, the
+    answer is its text, or its last number. A server whose actions are calls of MCP tools has them as tools.
+
+    Raises:
+        ConfigError: No server answers there.
+    """
+
+    def __init__(self, plan: EnvironmentConfig) -> None:
+        self._package, self._plan, self._left = foreign_package("openenv"), plan, AsyncExitStack()
+        try:
+            with urllib.request.urlopen(f"{plan.use.rstrip('/')}/schema", timeout=10) as reply:
+                action = json.load(reply)["action"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"no OpenEnv server answers at {plan.use}: {exception_text(error)}; start it") from error
+        ours = ("metadata", "type")
+        self._fields = {name: how for name, how in action.get("properties", {}).items() if name not in ours}
+        self._needed = [name for name in action.get("required", ()) if name not in ours] or [*self._fields][:1]
+        self._has_tools = action.get("title") in ("Action", "CallToolAction", "ListToolsAction")
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """The server's MCP tools."""
+        return asyncio.run(self._listed()) if self._has_tools else ()
+
+    async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
+        """Open a session, and reset it."""
+        self._client = await self._left.enter_async_context(self._package.GenericEnvClient(base_url=self._plan.use))
+        result = await self._client.reset(**{**self._plan.settings, **columns})
+        return _opening(_observed(result.observation), prompt)
+
+    async def reply(self, text: str) -> EnvReply:
+        """Step it by the action, or by each call of an answer; where there are tools, an answer without a call ends."""
+        calls = find_calls(text) if self._has_tools else []
+        if self._has_tools and not calls:
+            return EnvReply(is_done=True)
+        if flaw := next((call.flaw for call in calls if call.flaw), None):
+            return EnvReply((("tool", flaw),))
+        asked = [{"type": "call_tool", "tool_name": call.name, "arguments": call.arguments} for call in calls]
+        steps: list[dict[str, Any]] = asked or ([action] if (action := self._action(text)) is not None else [])
+        if not steps:
+            return EnvReply((("user", f"Answer with a JSON object of these fields: {json.dumps(self._fields)}"),))
+        said, reward, is_done = [], None, False
+        for step in steps:
+            try:
+                result = await self._client.step(step)
+            except RuntimeError as error:
+                if "VALIDATION_ERROR" not in str(error):
+                    raise
+                return EnvReply((("user", f"No such action: {json.dumps(step)}"),), reward)
+            said.append(_observed(result.observation))
+            if result.reward is not None:
+                reward = (reward or 0.0) + float(result.reward)
+            is_done = is_done or bool(result.done)
+        role = "tool" if asked else "user"
+        return EnvReply(tuple((role, text) for text in said), checked_reward(reward), is_done)
+
+    async def end(self) -> float | None:
+        """Close the session."""
+        await self._left.aclose()
+        return None
+
+    async def _listed(self) -> tuple[dict[str, Any], ...]:
+        async with self._package.GenericEnvClient(base_url=self._plan.use) as client:
+            tools = (await client.step({"type": "list_tools"})).observation["tools"]
+        told = ("name", "description")
+        return tuple(
+            {"type": "function", "function": {**{k: tool[k] for k in told}, "parameters": tool["input_schema"]}}
+            for tool in tools
+        )
+
+    def _action(self, text: str) -> dict[str, Any] | None:
+        """Return an answer as an action; None where it is none."""
+        fenced = re.fullmatch(r"\s*```\w*\n(.*)\n```\s*", text, re.DOTALL)
+        try:
+            given = json.loads(fenced[1] if fenced else text)
+        except (ValueError, RecursionError):
+            given = None
+        if isinstance(given, dict) and given.keys() <= self._fields.keys():
+            return given
+        if len(self._needed) != 1:
+            return None
+        kind = self._fields.get(self._needed[0], {}).get("type")
+        if kind not in ("integer", "number"):
+            return {self._needed[0]: text}
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
+        return {self._needed[0]: json.loads(numbers[-1])} if numbers else None
+
+
+def _observed(observation: Mapping[str, Any]) -> str:
+    """Return what an OpenEnv observation says; its metadata is the server's own."""
+    said = {name: value for name, value in observation.items() if name != "metadata"}
+    if "tool_name" in said:
+        failed, result = said.get("error"), said.get("result")
+        given = failed["message"] if failed else result.get("data", result) if isinstance(result, dict) else result
+        return given if isinstance(given, str) else json.dumps(given)
+    texts = [value for value in said.values() if value not in (None, "", [], {})]
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(said)
+
+
+_GAMES: Mapping[str, type[GymnasiumEnv | TextArenaEnv | OpenEnvEnv]] = {
+    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv, "openenv": OpenEnvEnv,
+}  # fmt: skip
 
 
 def check_game(plan: EnvironmentConfig) -> None:
@@ -149,8 +256,8 @@ def write_questions(
     They are read by ``task = {kind = "table", path = ..., require_answer = false}``.
 
     Args:
-        kind: "gymnasium" or "textarena".
-        use: Name of the environment.
+        kind: "gymnasium", "textarena" or "openenv".
+        use: Name of the environment, or its address.
 
     Raises:
         ConfigError: The environment cannot be made or begun.
@@ -162,13 +269,19 @@ def write_questions(
 
 def _opened(plan: EnvironmentConfig, seed: int) -> str:
     game: EnvAdapter = _GAMES[plan.kind](plan)
+
+    async def begun() -> EnvReply:
+        first = await game.begin("", {"seed": seed})
+        await game.end()
+        return first
+
     try:
-        begun = asyncio.run(game.begin("", {"seed": seed}))
+        first = asyncio.run(begun())
     except Exception as error:
         raise ConfigError(
             f"'{plan.use}' of {plan.kind} cannot be begun by one player: {exception_text(error)}"
         ) from error
-    return begun.messages[0][1] if begun.messages else ""
+    return first.messages[0][1] if first.messages else ""
 
 
 def _opening(shown: str, prompt: str) -> EnvReply:
