@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from gnomon.cluster.ray import import_ray
+from gnomon.cluster.start import loopback_ray
 from gnomon.engines.base import Engine
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
@@ -85,6 +87,9 @@ with_vllm, with_native = (
     pytest.param(make, marks=[has_vllm, pytest.mark.filterwarnings("ignore")]) for make in (vllm, vllm_native)
 )
 has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not here")
+if all(map(importlib.util.find_spec, ("vllm", "ray"))):
+    # vLLM imports Ray, which has to be told before that it shows its key.
+    loopback_ray(import_ray)
 with_ray = pytest.param(remote, marks=[has_ray, pytest.mark.slow])
 
 
