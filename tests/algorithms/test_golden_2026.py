@@ -253,3 +253,30 @@ def test_scalerl():
     assert slopes == approx([-1.1 * A / 4, -2 * A / 4, 0.9 * A / 4, 0.375 * A / 4])
     assert loss == approx(value(slopes))
     assert wide == approx([-1.1 * a / 8, -3 * a / 8, 0.9 * a / 8, 0.375 * a / 8, -a / 4, a / 4])
+
+
+def test_the_optimal_token_baseline_weighs_returns_by_what_was_undecided():
+    """Answers of three tokens and two whose squares add up to 0.5, 0.4, 0.6 and 0.5, 0.42.
+
+    1 - 2 p + sum p^2 is 0.5, 1 and 0.5, 0.62. W = 0.5, 1.5 against 0.5, 1.12 of an answer that earns nothing: baselines
+    0.5 / 1 and 1.5 / 2.62. The third token of the longer answer has none, or nothing with singleton = "zero". A reward
+    that the first token earns is the return of that token alone. A token weighs 1/5, and all ratios are 1.
+    """
+    policies = [[log(0.5), log(0.2), log(0.3)], [log(0.5), log(0.4)]]
+    colder = [[log(0.25 / 0.5), log(0.04 / 0.4), log(0.09 / 0.6)], [log(0.25 / 0.5), log(0.16 / 0.42)]]
+    known = {"behavior": policies, "proximal": policies, "sharpened": colder}
+    now = [[*policies[0]], [*policies[1], -1.0]]
+    baseline = 1.5 / 2.62
+    batch = make_batch([1.0, 0.0], [[1, 1, 1], [1, 1]], **known)
+
+    loss, slopes = of("otb", batch, now)
+
+    advantages = [0.5, 1 - baseline, 1.0, -0.5, -baseline]
+    assert slopes == approx([-a / 5 for a in advantages], rel=1e-12)
+    assert loss == approx(-sum(advantages) / 5, rel=1e-12)
+    zero = of({"preset": "otb", "advantage.singleton": "zero"}, batch, now)[1]
+    assert zero == approx([-a / 5 for a in (*advantages[:2], 0.0, *advantages[3:])], rel=1e-12)
+    early = make_batch([1.0, 0.0], [[1, 1, 1], [1, 1]], step_rewards=[[1.0, 0, 0], [0.0, 0]], **known)
+    assert of("otb", early, now)[1] == approx([-0.1, 0, 0, 0.1, 0], abs=1e-15)
+    same = make_batch([1.0, 1.0], [[1, 1, 1], [1, 1]], **known)
+    assert of("otb", same, now)[1] == approx([0, 0, -0.2, 0, 0], abs=1e-15)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from gnomon.algorithms import NAMED
 from gnomon.algorithms.protocols import LossInputs, PieceResult
-from gnomon.analysis.plan import RunEstimate, ShownPrompt, make_plan
+from gnomon.analysis.plan import RunEstimate, ShownPrompt, make_plan, passes, scoring_passes
 from gnomon.config.experiment import load
 from gnomon.core.metrics import Metrics
 from gnomon.models.size import model_size
@@ -127,6 +128,16 @@ def test_every_piece_that_is_there_has_a_sentence(overrides: tuple[str, ...], se
     """With the piece the plan says so, with its numbers; `tiny` as it is has none of these sentences."""
     assert sentence in " ".join(planned(*overrides).sentences)
     assert sentence not in " ".join(planned().sentences)
+
+
+@pytest.mark.parametrize(
+    ("name", "generated", "scored"),
+    [("grpo", 1, 0), ("gdpo", 1, 0), ("rae", 1, 0), ("rloo", 1, 2), ("otb", 1, 2), ("sft", 0, 0), ("dpo", 0, 2)],
+)
+def test_only_policies_are_scored(name: str, generated: int, scored: int):
+    """Rewards by themselves, turns and roles come with the rollouts; given answers are not generated."""
+    assert scoring_passes(NAMED[name]) == scored
+    assert passes(NAMED[name]) == generated + scored + 3
 
 
 def test_a_plain_algorithm_is_said_in_seven_lines():

@@ -79,6 +79,7 @@ def drawn(draw: st.DrawFn, all_graded: bool = False, wild: bool = False) -> Draw
         behavior=behavior.tolist(),
         proximal=proximal.tolist(),
         reference=shifted(behavior, apart).tolist(),
+        sharpened=shifted(behavior, apart).tolist(),
         values=torch.rand(shape, generator=generator, dtype=torch.float64).tolist(),
         baseline=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
         bootstrap=torch.rand(len(group), generator=generator, dtype=torch.float64).tolist(),
@@ -116,6 +117,7 @@ def prompted(batch: Batch, length: int = 3, vocabulary: int = 200) -> Batch:
         full_behavior=untrained(batch.full_behavior),
         proximal=untrained(proximal),
         reference=untrained(reference),
+        sharpened=None if batch.sharpened is None else untrained(batch.sharpened),
         values=valued(batch).float(),
     )
 
@@ -172,13 +174,16 @@ class HeldFactor:
 
 
 def frozen(algorithm: Algorithm, current: Tensor, weighed: Batch, statistics: Statistics) -> Algorithm:
-    """Return the algorithm whose weights, where they have a stopped gradient, stay what they are at ``current``."""
+    """Return the algorithm whose weights, where they have a stopped gradient, stay what they are at ``current``.
+
+    Who sampled the answers does not enter the loss, and of given answers a frozen weight would be refused.
+    """
     view = algorithm.view(current, -current / 2, weighed, statistics)
     if algorithm.correction is not None:
         algorithm = replace(algorithm, correction=HeldFactor(algorithm.correction(view)[0]))
     if not isinstance(algorithm.surrogate, PolicyGradient):
         return algorithm
-    return replace(algorithm, surrogate=PolicyGradient(Held(algorithm.surrogate.weight(view))))
+    return replace(algorithm, samples="policy", surrogate=PolicyGradient(Held(algorithm.surrogate.weight(view))))
 
 
 def presets(*names: str) -> Sequence[Algorithm]:

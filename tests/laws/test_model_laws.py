@@ -173,6 +173,7 @@ def answered() -> Batch:
             behavior=behavior,
             proximal=behavior,
             reference=[[-2.125] * 5] * 4,
+            sharpened=[[-0.5] * 5] * 4,
             values=[[0.5] * 5] * 4,
             baseline=[0.3, 0.3, 0.6, 0.6],
             is_truncated=[False, False, False, True],

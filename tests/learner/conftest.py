@@ -64,6 +64,7 @@ def build_batch(seed: int = 0, groups: int = 3, size: int = 2) -> Batch:
         baseline=torch.full((count,), 0.4, dtype=torch.float64),
         proximal=torch.where(mask, behavior + 0.2, 0.0),
         reference=torch.where(mask, behavior - 0.1, 0.0),
+        sharpened=torch.where(mask, behavior + 0.1, 0.0),
         component_rewards=rewards[:, None],
         components=("answer",),
         component_weights=(1.0,),

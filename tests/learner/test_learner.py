@@ -191,6 +191,21 @@ def test_scores_are_those_of_the_scorer(make_model, make_learner, make_batch):
     assert found.reference is found.values is None
 
 
+def test_half_the_temperature_says_how_the_squares_add_up(make_model, make_learner, make_batch):
+    """p^2 over the probability at half the temperature is the sum of squares of the whole distribution."""
+    batch = make_batch()
+    found = run(make_learner().score(batch, {"proximal", "sharpened"}))
+    logits = make_model()(input_ids=batch.tokens).logits.double() / batch.temperature
+    squares = logits.softmax(-1).square().sum(-1)
+    rows, columns = batch.mask.nonzero(as_tuple=True)
+
+    sums = (2 * found.proximal - found.sharpened).exp()[batch.mask]
+    torch.testing.assert_close(
+        sums.double(), squares[rows, batch.prompt_lengths[rows] + columns - 1].detach(), rtol=2e-5, atol=0
+    )
+    assert not found.sharpened[~batch.mask].any()
+
+
 def test_no_live_row_skips_the_optimizer(make_learner, make_minibatch):
     """Every reward equal: the state is byte for byte what it was, and the skip is counted."""
     learner = make_learner()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import gnomon
+from gnomon.algorithms import resolve
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, UserError
@@ -19,7 +20,7 @@ from gnomon.core.types import GIVEN
 from gnomon.models.tiny import save_tiny
 from gnomon.training.api import train_experiment
 from gnomon.training.build_data import questions
-from gnomon.training.logged_rollouts import LoggedRollouts, read_logged
+from gnomon.training.logged_rollouts import LoggedRollouts, read_logged, reads_behavior
 
 QUICK = ("algorithm=p3o", "algorithm.num_generations=4", "rollouts_per_step=16", "sampling.max_completion_length=3")
 MORE = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "held_out.size=5", "steps=1")
@@ -149,6 +150,23 @@ def test_logs_without_probabilities_serve_where_none_are_read(logged: Path, tmp_
 
     assert isinstance(train, LoggedRollouts)
     assert {rollout.oldest_version for group in train.groups for rollout in group.rollouts} == {GIVEN}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_read"),
+    [
+        ({"preset": "high-entropy"}, False),
+        ({"preset": "fipo"}, False),
+        ({"preset": "icepop"}, True),
+        ({"preset": "p3o"}, True),
+        ({"preset": "grpo", "regularizers": [{"piece": "Kl", "estimator": "k3"}]}, False),
+        ({"preset": "grpo", "regularizers": [{"piece": "Kl", "estimator": "unbiased"}]}, True),
+    ],
+    ids=str,
+)
+def test_the_samplers_probabilities_are_asked_for_where_they_are_read(changes: dict[str, Any], is_read: bool):
+    """A choice of tokens by entropy reads none; an unbiased KL does, though its anchor is the reference."""
+    assert reads_behavior(resolve(changes)) is is_read
 
 
 def test_logs_of_other_tokens_are_refused(logged: Path, tmp_path: Path):

@@ -110,7 +110,7 @@ _FLOATS = (torch.float32, torch.float64)
 _TOLERANCE = 1e-4
 _CUTS = ([0, 3], [1], [2, 4, 5, 6], [7])
 _JUNK = -3.5
-_PER_TOKEN = ("behavior", "full_behavior", "proximal", "reference", "values")
+_PER_TOKEN = ("behavior", "full_behavior", "proximal", "sharpened", "reference", "values")
 
 
 def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
@@ -451,6 +451,7 @@ def _batch(algorithm: Algorithm) -> Batch:
 
     behavior = near(torch.full((8, 5), -2.0, dtype=torch.float64), 0.5)
     scored = {"proximal": near(behavior, 0.2), "reference": near(behavior, 0.3), "values": near(behavior, 1).exp()}
+    scored["sharpened"] = near(behavior, 0.4)
     more: dict[str, Any] = {name: value.tolist() for name, value in scored.items() if name in algorithm.needs}
     if "values" in algorithm.needs:
         more["bootstrap"] = [0.1 * row for row in range(8)]

@@ -16,9 +16,9 @@ from gnomon.core.errors import ConfigError, unknown
 SLOTS: Mapping[Any, tuple[type, ...]] = {
     Advantage: (
         advantages.Accepted, advantages.ConstantAdvantage, advantages.GroupRelative, advantages.LeaveOneOut,
-        advantages.MarginalBest, advantages.OptimalBaseline, returns.Returns, returns.StateRelative, returns.ReverseKl,
-        advantages.TrackedBaseline, returns.Gae, advantages.Whitened, algebra.AdvantageSum, algebra.Scaled,
-        algebra.Where, algebra.Normalized, algebra.PerReward,
+        advantages.MarginalBest, advantages.OptimalBaseline, returns.OptimalTokenBaseline, returns.Returns,
+        returns.StateRelative, returns.ReverseKl, advantages.TrackedBaseline, returns.Gae, advantages.Whitened,
+        algebra.AdvantageSum, algebra.Scaled, algebra.Where, algebra.Normalized, algebra.PerReward,
     ),
     algebra.Condition: (algebra.RewardAtLeast, algebra.InRole),
     returns.LambdaRule: (returns.Fixed, returns.LengthAdaptive, returns.LengthSigmoid),

@@ -24,7 +24,7 @@ __all__ = [
     "A_STAR_PO", "BAPO", "CFPO", "CISPO", "CLIP_COV", "DAPO", "DECOUPLED_PPO", "DPO", "DPPO", "DPPO_KL", "DR_GRPO",
     "EXPERT_ITERATION", "FIPO", "FLASH_REINFORCE", "GDPO", "GIGPO", "GMPO", "GRPO", "GSPO", "GSPO_TOKEN",
     "HIGH_ENTROPY", "ICEPOP", "IPO", "IPO_PREFERENCE", "KL_COV", "KTO", "LITE_PPO", "LUFFY", "LUSPO", "M2PO", "MAXRL",
-    "NAMED", "OPD", "OPO", "P3O", "P3O_TWO_ANCHOR", "PASS_AT_K", "PPO", "PRESETS", "RAE", "RAFT", "REINFORCE",
+    "NAMED", "OPD", "OPO", "OTB", "P3O", "P3O_TWO_ANCHOR", "PASS_AT_K", "PPO", "PRESETS", "RAE", "RAFT", "REINFORCE",
     "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "SCALERL", "SDFT", "SDPO", "SFT", "SPO", "SRFT", "VAPO",
     "VAPO_REVIEW", "VC_PPO", "VESPO",
 ]  # fmt: skip
@@ -150,6 +150,14 @@ LITE_PPO = replace(
     name="lite-ppo",
     paper="Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning, arXiv 2508.08221",
     advantage=GroupRelative(scale="batch"),
+    aggregate=TokenMean(),
+)
+
+OTB = replace(
+    GRPO,
+    name="otb",
+    paper="The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, arXiv 2602.07078",
+    advantage=OptimalTokenBaseline(),
     aggregate=TokenMean(),
 )
 

@@ -11,8 +11,10 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 
-Need = Literal["proximal", "reference", "values", "routing", "teacher", "component_rewards", "turn", "state", "role"]
-"""Fields of a batch that a piece may read: the first five are scored, the others come with the rollouts."""
+Need = Literal[
+    "proximal", "sharpened", "reference", "values", "routing", "teacher", "component_rewards", "turn", "state", "role"
+]
+"""Fields of a batch that a piece may read: the first six are scored, the others come with the rollouts."""
 PieceResult = tuple[Tensor, Metrics]
 
 

@@ -16,7 +16,9 @@ from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.types import Batch
 
-__all__ = ["Fixed", "Gae", "LengthAdaptive", "LengthSigmoid", "Returns", "ReverseKl", "StateRelative"]
+__all__ = [
+    "Fixed", "Gae", "LengthAdaptive", "LengthSigmoid", "OptimalTokenBaseline", "Returns", "ReverseKl", "StateRelative",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,58 @@ class StateRelative(Advantage):
         whole = torch.zeros(batch.mask.shape, dtype=torch.float64)
         whole[steps.ends] = torch.where(states.differ(returns), compared, 0.0)
         return steps.spread(whole)
+
+
+@dataclass(frozen=True)
+class OptimalTokenBaseline(Advantage):
+    """The return from a token on, less the baseline of least variance for its place in the group's responses.
+
+    A_t = G_t - sum_j W_jt G_jt / sum_j W_jt over the responses of the group that have a t-th trained token. W_t =
+    sum_{s <= t} (1 - 2 p_s + sum p_s^2) is the squared gradient of the response so far, as it is at the logits of each
+    token: the more undecided a response was, the more its return moves the weights and counts in the baseline. sum p^2
+    is p^2 / p', with p' the token's probability at half the temperature (``Batch.sharpened``). Computed as sum_j W_jt
+    (G_t - G_jt) / sum_j W_jt, so that equal returns give exactly 0.
+
+    Attributes:
+        singleton: What a token gets where no other response of the group is as long: its return ("raw", no baseline) or
+            0 ("zero").
+
+    Source: OTB, arXiv 2602.07078; "raw" is its code in verl.
+    """
+
+    singleton: Literal["raw", "zero"] = "raw"
+    minimum_generations: ClassVar[int] = 2
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The proximal policy, also at half the temperature."""
+        return frozenset({"proximal", "sharpened"})
+
+    def center(self, batch: Batch) -> Tensor:
+        """Return the advantages in Float64[B T]; there is no scale.
+
+        Raises:
+            ConfigError: The policy was not scored.
+        """
+        if batch.proximal is None or batch.sharpened is None:
+            missing = "proximal" if batch.proximal is None else "sharpened"
+            raise ConfigError(f"OptimalTokenBaseline reads '{missing}' log-probabilities; score the batch for them")
+        tokens = batch.mask & batch.is_graded[:, None]
+        own, colder = (masked(policy.double(), tokens) for policy in (batch.proximal, batch.sharpened))
+        # 1 - 2 p + sum p^2 without a difference of numbers near 1: (1 - p)^2, and the squares of all other tokens.
+        squares = masked(torch.expm1(own).square() - (2 * own - colder).exp() * torch.expm1(colder), tokens)
+        order = torch.argsort(~tokens, dim=1, stable=True)
+        gains, weights, reached = (x.gather(1, order) for x in (Returns().center(batch), squares.cumsum(1), tokens))
+        found = torch.zeros_like(gains)
+        for group in batch.group.unique():
+            rows = batch.group == group
+            gain, there = gains[rows], reached[rows]
+            weight = masked(weights[rows], there)
+            weight = torch.where(weight.sum(0) > 0, weight, there.double())
+            compared = (weight * (gain[:, None] - gain)).sum(1) / torch.where(there.any(0), weight.sum(0), 1.0)
+            is_alone = (there.sum(0) == 1) & (self.singleton == "raw")
+            found[rows] = torch.where(is_alone, gain, compared)
+        return masked(torch.zeros_like(found).scatter(1, order, found), tokens)
 
 
 @dataclass(frozen=True)

@@ -395,10 +395,11 @@ class PreferenceLoss:
         check_bounds("PreferenceLoss", self, smoothing=(is_share, 'in [0, 0.5), and 0 unless loss is "logistic"'))
 
     def terms(self, view: LossInputs) -> dict[str, Tensor]:
-        """Return each token's share of its pair's margin, and the pair."""
+        """Return each token's share of its pair's margin, its share of a response, and the pair."""
         length = view.batch.mask.sum(1, keepdim=True).clamp(min=1)
         group = view.batch.group[:, None].expand_as(view.batch.mask)
-        return {"pair_margin": view.advantages.sign() * view.log_ratio.double() / length, "pair_group": group}
+        share = view.advantages.sign() * view.log_ratio.double() / length
+        return {"pair_margin": share, "pair_answers": 1 / length.double().expand_as(group), "pair_group": group}
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, how many pairs are in order, and their margin."""
@@ -406,11 +407,13 @@ class PreferenceLoss:
         share, group = view.statistics.values("pair_margin"), view.statistics.values("pair_group")
         most = int(view.batch.group.max()) + 1
         margins = torch.bincount(group.long(), share, minlength=most)[view.batch.group]
+        answers = torch.bincount(group.long(), view.statistics.values("pair_answers"), minlength=most)
+        answers = answers.round()[view.batch.group, None].to(view.log_ratio.dtype)
         margin = margins.to(view.log_ratio.dtype)[:, None].expand_as(mask)
         moving = margin + side * (view.log_ratio - view.log_ratio.detach())
         loss = self._of(moving)
-        # Each answer has its own half of the gradient, and the mean is over both.
-        loss = 2 * loss - loss.detach()
+        # Each answer has its own part of the gradient, and the mean is over all; one without a trained token is none.
+        loss = answers * loss - (answers - 1) * loss.detach()
         weight = mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         rows = float(weight.sum())
         measured = {

@@ -405,17 +405,20 @@ def _trained(resolved: Resolved, size: ModelSize) -> int:
 
 def passes(algorithm: Algorithm) -> int:
     """Return the passes over a step's tokens in forward passes: generating, scoring, and three for training."""
-    if algorithm.samples == "data":
-        return 3
-    scored = len(algorithm.needs) - ("routing" in algorithm.needs)  # written down in the pass of the proximal policy
+    critic = algorithm.critic
+    trained = algorithm.updates.epochs + (critic.updates.epochs if critic else 0)
+    return (not algorithm.is_supervised) + scoring_passes(algorithm) + 3 * trained
+
+
+def scoring_passes(algorithm: Algorithm) -> int:
+    """Return the learner's forward passes over a step's tokens, without the three of each training pass."""
+    # Routing is written down in the pass of the proximal policy, and the rest comes with the rollouts.
+    scored = len(algorithm.needs & {"proximal", "sharpened", "reference", "values"})
     if algorithm.reads_statistics:
         scored += algorithm.updates.epochs  # at most: the first micro-batch is computed once
     if isinstance(algorithm.tracker, TrackerConfig) and algorithm.tracker.drift == "replayed":
         scored += 1
-    critic = algorithm.critic
-    if critic is None:
-        return 1 + scored + 3 * algorithm.updates.epochs
-    return 1 + scored + (critic.order == "before") + 3 * (algorithm.updates.epochs + critic.updates.epochs)
+    return scored + (algorithm.critic is not None and algorithm.critic.order == "before")
 
 
 def _step_seconds(

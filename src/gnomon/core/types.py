@@ -230,7 +230,8 @@ _AXES: Mapping[str, str] = {
     "is_truncated": "B", "group": "B", "version": "B", "behavior": "B T", "full_behavior": "B T",
     "baseline": "B", "bootstrap": "B", "routing": "B S L K",
     "free_routing": "B S L K", "hints": "B P", "hint_lengths": "B", "top_tokens": "B T N", "top_logprobs": "B T N",
-    "proximal": "B T", "reference": "B T", "values": "B T", "advantages": "B T", "returns": "B T", "weights": "B T",
+    "proximal": "B T", "sharpened": "B T", "reference": "B T", "values": "B T", "advantages": "B T",
+    "returns": "B T", "weights": "B T",
     "component_rewards": "B C", "turn": "B T", "step_rewards": "B T", "state": "B T", "teacher": "B T",
     "rollout_id": "B",
 }  # fmt: skip
@@ -266,6 +267,7 @@ class Batch:
         top_tokens, top_logprobs (Int[B T N], Float[B T N]): The likeliest tokens of behavior, or of the reference, as
             in `TopLogprobs`; None unless the algorithm reads them.
         proximal, reference (Float[B T]): Log-probabilities of these policies, filled by scoring.
+        sharpened (Float[B T]): That of proximal at half the temperature, where each probability p is p^2 / sum p^2.
         values (Float[B T]): Value of the state *before* each token, filled by scoring.
         bootstrap (Float[B]): Value of the state after the last token, filled by scoring.
         advantages, returns (Float[B T]): Filled by `Algorithm.prepare`.
@@ -310,6 +312,7 @@ class Batch:
     top_tokens: Tensor | None = None
     top_logprobs: Tensor | None = None
     proximal: Tensor | None = None
+    sharpened: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
@@ -388,6 +391,7 @@ class Scores:
     """What a learner says about a batch; fields are as in `Batch`, None where they were not asked for."""
 
     proximal: Tensor | None = None
+    sharpened: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
     bootstrap: Tensor | None = None

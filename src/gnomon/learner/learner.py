@@ -305,9 +305,12 @@ class TorchLearner:
             self._critic.forget()
 
     def _score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor]) -> Scores:
-        proximal = values = bootstrap = routing = free_routing = begun = None
+        proximal = sharpened = values = bootstrap = routing = free_routing = begun = None
         if "values" in needs:
             values, bootstrap = self._known_critic().expect(batch, first.get("values"))
+        if "sharpened" in needs:
+            colder = batch.with_fields(temperature=batch.temperature / 2)
+            sharpened = self._passes.logprobs(self._averaged or self._scorer, colder)
         if "routing" in needs:
             proximal, routing = self._passes.routes(self._averaged or self._scorer, batch)
         elif "proximal" in needs and self._is_mixture and batch.routing is None:
@@ -321,6 +324,7 @@ class TorchLearner:
         return replace(
             self._reference.score(batch) if "reference" in needs else Scores(),
             proximal=proximal if "proximal" in needs else None,
+            sharpened=sharpened,
             values=values,
             bootstrap=bootstrap,
             routing=routing,

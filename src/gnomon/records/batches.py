@@ -18,7 +18,7 @@ from gnomon.records.jsonl import Warn, warn_on_stderr
 
 FORMAT = "gnomon-batch/1"
 REQUIRED = ("prompt_id", "reward", "mask", "current", "behavior")
-LOGPROBS = ("current", "behavior", "proximal", "reference", "teacher")
+LOGPROBS = ("current", "behavior", "proximal", "sharpened", "reference", "teacher")
 NUMBERS = (*LOGPROBS, "values", "step_rewards")
 NAMES = ("turn", "state")
 ARRAYS = (*NUMBERS, *NAMES)
@@ -164,10 +164,11 @@ def read_batch(path: Path) -> RecordedBatch:
 
     ``temperature`` defaults to 1, ``truncated`` to false, ``proximal`` to ``behavior``. Every other field is there for
     all sequences or for none: ``reference``, ``values``, ``baseline``, ``bootstrap`` (the critic's value after the last
-    token), and those of `Batch`: ``teacher``, ``step_rewards``, ``turn`` and ``state`` (numbers or texts) with an entry
-    for each token; ``role`` (a text); ``rollout_id`` (a number or text, within a prompt: segments of one rollout, in
-    order); ``component_rewards``, an object of names and numbers, or a list. The weights of these are in the file's own
-    ``component_weights``, the names of a list in ``component_names``; they default to 1, and to "0", "1" and so on.
+    token), and those of `Batch`: ``teacher``, ``sharpened``, ``step_rewards``, ``turn`` and ``state`` (numbers or
+    texts) with an entry for each token; ``role`` (a text); ``rollout_id`` (a number or text, within a prompt: segments
+    of one rollout, in order); ``component_rewards``, an object of names and numbers, or a list. The weights of these
+    are in the file's own ``component_weights``, the names of a list in ``component_names``; they default to 1, and to
+    "0", "1" and so on.
     Whatever stands at a masked position is read as 0.
 
     Raises:

@@ -63,9 +63,11 @@ def reads_behavior(algorithm: Algorithm) -> bool:
     """Whether the loss compares with the policy that sampled.
 
     A correction does unless its ``reads_behavior`` is false: a mask by entropy needs no log-probability of the sampler.
+    The unbiased estimate of a KL weighs by it, whatever its anchor.
     """
+    corrects = any(getattr(r, "estimator", "") == "unbiased" for r in algorithm.regularizers)
     anchors = (algorithm.ratio.anchor, *(getattr(r, "anchor", "") for r in algorithm.regularizers))
-    corrects = algorithm.correction is not None and getattr(algorithm.correction, "reads_behavior", True)
+    corrects |= algorithm.correction is not None and getattr(algorithm.correction, "reads_behavior", True)
     return corrects or not {"behavior", "mixture"}.isdisjoint(anchors)
 
 

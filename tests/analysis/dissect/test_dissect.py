@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_training(name: str):
 def test_nothing_to_train_is_no_error(name: str):
     """A batch without one trained token, and one without a position: loss 0, no gradient, every number finite."""
     for mask in ([[0, 0], [0]], [[], []]):
-        more = {"reference": mask, "values": mask, "proximal": mask, "baseline": [0.5, 0.5]}
+        more = {"reference": mask, "values": mask, "proximal": mask, "sharpened": mask, "baseline": [0.5, 0.5]}
         more |= {"component_rewards": [[1.0], [0.0]], "components": ("a",), "component_weights": (1.0,)}
         loss, gradient, report = dissect(make_batch([1.0, 0.0], mask, **more), name)  # type: ignore[arg-type]
 

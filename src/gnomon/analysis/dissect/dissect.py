@@ -20,6 +20,7 @@ from gnomon.records.batches import RecordedBatch, read_batch
 
 _REMEDY: Mapping[str, str] = {
     "reference": "log-probabilities of the frozen reference, or set the coefficient that reads them to 0",
+    "sharpened": "log-probabilities of the proximal policy at half the temperature",
     "values": "the critic's value before each token",
     "component_rewards": "each reward by itself, an object of names and numbers",
     "turn": "which answer of the conversation each token belongs to, from 0",

@@ -98,6 +98,9 @@ def draw(kind: Kind, seed: int) -> Step:
     hidden = {
         name: np.where(mask, matrix, random.choice(nothing, size=mask.shape)) for name, matrix in policies.items()
     }
+    # The squares of all other probabilities add up to (1 - p)^2 / e: one of them has more than half of what is left.
+    odds = 2 * (proximal - np.log(-np.expm1(np.minimum(proximal, -1e-9)))) + 1
+    hidden["sharpened"] = np.where(mask, -np.logaddexp(0.0, -odds), np.nan)
     turn = state = steps = None
     if kind.turns > 1:
         turn = np.sort(random.integers(0, kind.turns, size=mask.shape), 1) + kind.turns * np.arange(rows)[:, None]
@@ -126,7 +129,8 @@ def draw(kind: Kind, seed: int) -> Step:
 
 _NAMES = {
     "rewards": "rewards", "mask": "mask", "group": "group", "graded": "is_graded", "truncated": "is_truncated",
-    "behavior": "behavior", "proximal": "proximal", "reference": "reference", "values": "values",
+    "behavior": "behavior", "proximal": "proximal", "sharpened": "sharpened", "reference": "reference",
+    "values": "values",
     "baseline": "baseline", "components": "component_rewards", "turn": "turn", "state": "state",
     "steps": "step_rewards", "rollout": "rollout_id",
 }  # fmt: skip

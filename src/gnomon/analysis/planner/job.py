@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import NormalDist
 
 from gnomon.algorithms import Algorithm
-from gnomon.analysis.plan import passes
+from gnomon.analysis.plan import scoring_passes
 from gnomon.core.errors import check_bounds
 from gnomon.learner.coded_moments import MOMENT_BYTES
 from gnomon.models.quantized import Kind
@@ -228,7 +228,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         is_dropping=experiment.staleness.stragglers == "drop",
         epochs=algorithm.updates.epochs,
         minibatches=algorithm.updates.minibatches,
-        scored=_scored(algorithm),
+        scored=scoring_passes(algorithm),
         rank=experiment.lora.rank if experiment.lora else 0,
         base=experiment.lora.quantized if experiment.lora else None,
         moment_bytes=2 * MOMENT_BYTES if plan.optimizer.moments == "8bit" else 8.0,
@@ -245,10 +245,3 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         is_broadcast=experiment.cluster.is_broadcasting,
         is_sleeping=experiment.engine.sleeps,
     )
-
-
-def _scored(algorithm: Algorithm) -> int:
-    """Return the learner's forward passes over a step's tokens, without the three of each training pass."""
-    critic = algorithm.critic
-    trained = algorithm.updates.epochs + (critic.updates.epochs if critic else 0)
-    return passes(algorithm) - 1 - 3 * trained

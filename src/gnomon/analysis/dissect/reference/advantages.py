@@ -92,6 +92,32 @@ def length_weighted(responses: Sequence[Response]) -> list[Vector]:
     return _everywhere(numbers, responses)
 
 
+def of_least_variance(responses: Sequence[Response]) -> list[Vector]:
+    """G_t - sum G_t W_t / sum W_t over the group's responses with a t-th token, W_t = sum_{s <= t} |e_y - p_s|^2 (OTB).
+
+    The squared distance is 1 - 2 p + sum p^2, with sum p^2 = p^2 / p', p' the probability at half the temperature.
+    The last response that goes on keeps G_t; equal returns give 0.
+    """
+    gains = [np.array([math.fsum(r.earned[t:]) for t in range(len(r))]) for r in responses]
+    weights = []
+    for r in responses:
+        assert r.sharpened is not None, "this oracle needs log-probabilities at half the temperature"
+        others = np.exp(2 * r.proximal - r.sharpened) * -np.expm1(r.sharpened)
+        weights.append(np.cumsum(np.expm1(r.proximal) ** 2 + others))
+    found = []
+    for i, response in enumerate(responses):
+        row = gains[i].copy()
+        for t in range(len(response)):
+            there = [j for j, r in enumerate(responses) if r.group == response.group and len(r) > t]
+            reached, weight = [float(gains[j][t]) for j in there], [float(weights[j][t]) for j in there]
+            if len(there) > 1:
+                weight = weight if sum(weight) > 0 else [1.0] * len(there)
+                gaps = [(float(gains[i][t]) - gain) * w for gain, w in zip(reached, weight, strict=True)]
+                row[t] = math.fsum(gaps) / math.fsum(weight)
+        found.append(row)
+    return found
+
+
 def returns(kl: float = 0.0) -> Credit:
     """G_t = sum from t on of x_s, x = r at the last trained token - kl log(proximal / reference) (section 8.1)."""
 

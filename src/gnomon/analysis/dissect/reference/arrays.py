@@ -22,9 +22,8 @@ class Step:
         rollout: [B]; rows of one number are the segments of one response, in order. None: each row is one.
         components: [B, C], each reward by itself, with ``component_weights``.
         turn, state, steps: [B, T], the answer that a token belongs to, its state, and the reward earned there.
-        mask, current, behavior, proximal, reference, values: [B, T], natural logarithms for policies. Masked positions
-            may
-            hold anything, also nan.
+        mask, current, behavior, proximal, sharpened, reference, values: [B, T], natural logarithms for policies. Masked
+            positions may hold anything, also nan.
     """
 
     rewards: Vector
@@ -35,6 +34,7 @@ class Step:
     current: Vector
     behavior: Vector
     proximal: Vector
+    sharpened: Vector | None = None
     reference: Vector | None = None
     values: Vector | None = None
     baseline: Vector | None = None
@@ -81,7 +81,7 @@ class Step:
         )
 
 
-_OF_TOKENS = ("current", "behavior", "proximal", "reference", "values", "turn", "state", "steps")
+_OF_TOKENS = ("current", "behavior", "proximal", "sharpened", "reference", "values", "turn", "state", "steps")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Response:
     current: Vector
     behavior: Vector
     proximal: Vector
+    sharpened: Vector | None = None
     reference: Vector | None = None
     values: Vector | None = None
     baseline: float | None = None
