@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
-from gnomon.algorithms import Algorithm
 from gnomon.analysis.plan import scoring_passes
 from gnomon.core.errors import check_bounds
 from gnomon.learner.coded_moments import MOMENT_BYTES
