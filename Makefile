@@ -86,7 +86,8 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 	@echo "[test] pytest, the slow ones too"
 	@$(PYTEST)
 	@echo "[test] against verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (a minute)"
-	@$(PEERS)/bin/python -m pytest tests/peers tests/tasks/test_verifiers_env.py tests/tasks/test_game_envs.py
+	@$(PEERS)/bin/python -m pytest tests/peers tests/rollouts/test_verifiers_tasksets.py tests/tasks/test_game_envs.py
+	@PYTHONPATH=$(PEERS)/verifiers-0.1.9 $(PEERS)/bin/python -m pytest tests/tasks/test_verifiers_env.py
 	@PYTHONPATH=$(PEERS)/openenv $(PEERS)/bin/python -m pytest tests/tasks/test_game_envs.py -k openenv
 	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
@@ -108,6 +109,7 @@ $(PEERS)/.gnomon-setup: pyproject.toml constraints.txt $(wildcard tests/peers/*.
 	@$(PEERS)/bin/python $(INSTALL) torch
 	@$(PEERS)/bin/python $(INSTALL) --editable . hypothesis pytest pytest-timeout
 	@$(PEERS)/bin/python $(INSTALL) --no-deps --requirement tests/peers/requirements.txt
+	@$(PEERS)/bin/python $(UNBOUND) --no-deps --upgrade --target $(PEERS)/verifiers-0.1.9 verifiers==0.1.9
 	@$(PEERS)/bin/python $(UNBOUND) --no-deps --upgrade --target $(PEERS)/openenv --requirement tests/peers/openenv.txt
 	@touch $@
 

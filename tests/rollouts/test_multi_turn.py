@@ -241,6 +241,8 @@ def test_each_answer_keeps_what_it_earned(mine: str, tmp_path: Path, weight: flo
     assert rollout.grade.reward == sum(earned) == 0.75
     assert (rollout.turn_rewards, rollout.turn_ends) == (earned, recorded.rollout.turn_ends)
     assert recorded.rollout.turn_rewards == earned
+    assert len(recorded.rollout.turn_seconds) == len(earned)
+    assert all(seconds > 0 for seconds in rollout.turn_seconds)
 
 
 hostile = st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|eo", "user\n", "é", "日本", " ", "x"]), max_size=6).map(

@@ -202,7 +202,7 @@ class Experiment:
         _check_staleness(self)
         _check_supervised(self)
         _check_logged(self)
-        if self.system and self.environment is not None and self.environment.kind == "agent":
+        if self.system and self.environment is not None and self.environment.is_agent:
             raise ConfigError("an agent writes its own system message, so `system` reaches no prompt; remove it")
         try:
             date.fromisoformat(self.template_date)

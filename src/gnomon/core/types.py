@@ -175,6 +175,7 @@ class Rollout:
         turn_ends: After how many tokens of the response each answer of a conversation ends; () for a single answer.
         turn_rewards: What each of these answers earned of the reward; they add up to it. Without a verdict, what the
             environment gave.
+        turn_seconds: Seconds of wall time from the question for each of them to its reply; () where none was measured.
         segments: The further segments of an agent's rollout, each with a prompt of its own and the same grade.
     """
 
@@ -194,6 +195,7 @@ class Rollout:
     top: TopLogprobs | None = None
     turn_ends: tuple[int, ...] = ()
     turn_rewards: tuple[float, ...] = ()
+    turn_seconds: tuple[float, ...] = field(default=(), compare=False)
     segments: "tuple[Rollout, ...]" = ()
 
     @property

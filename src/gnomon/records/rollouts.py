@@ -42,7 +42,7 @@ class RolloutLog:
     A line has ``step, group, kept, task_id, question, prompt, response, text, reward, error, parts, answer, logprobs,
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``, and
-    of each answer ``turn_ends`` and ``turn_rewards``.
+    of each answer ``turn_ends``, ``turn_rewards`` and ``turn_seconds``.
     A further segment of a rollout has a line of its own behind it, with its number as ``segment``.
     What was trained on has, as far as it was computed, ``advantages, proximal, reference, values, baseline``, and
     some of it ``entropy`` (see `taught`).
@@ -139,7 +139,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
     "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
     "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,), "segment": (int,),
-    "turn_ends": (list,), "turn_rewards": (list,),
+    "turn_ends": (list,), "turn_rewards": (list,), "turn_seconds": (list,),
 }  # fmt: skip
 
 
@@ -190,6 +190,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         row |= {"turns": ending.turns, "ended_by": ending.by, "cause": ending.cause}
     if rollout.turn_ends:
         row |= {"turn_ends": list(rollout.turn_ends), "turn_rewards": [_number(r) for r in rollout.turn_rewards]}
+    if rollout.turn_seconds:
+        row["turn_seconds"] = [round(seconds, 3) for seconds in rollout.turn_seconds]
     return row
 
 
@@ -212,6 +214,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         ending=Ending(row["turns"], row["ended_by"], row["cause"]) if "turns" in row else None,
         turn_ends=tuple(row.get("turn_ends", ())),
         turn_rewards=_floats(row.get("turn_rewards", ())),
+        turn_seconds=_floats(row.get("turn_seconds", ())),
     )
 
 

@@ -12,6 +12,7 @@ import hmac
 import json
 import secrets
 import socket
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -157,6 +158,7 @@ class AgentSession:
         self._is_over = False
         self._asking = self._asked = self._answered = self._refused = 0
         self._prompts: Counter[int] = Counter()
+        self._at_work: tuple[list[float], float] | None = None
 
     @property
     def turns(self) -> int:
@@ -229,11 +231,19 @@ class AgentSession:
         Raises:
             Exception: What the engine raised.
         """
+        self.clock()
         self._is_over = True
         for generating in self._generating:
             generating.cancel()
         if self.over.done():
             self.over.result()
+
+    def clock(self) -> None:
+        """Count what the agent did behind its latest answer among that answer's seconds."""
+        if self._at_work is not None and not self._asking:
+            seconds, answered = self._at_work
+            seconds[-1] += time.monotonic() - answered
+        self._at_work = None
 
     def _end(self, by: EndedBy, cause: str | None, is_at_once: bool = True) -> None:
         if self.ended_by is None and not self._is_over:
@@ -253,12 +263,17 @@ class AgentSession:
             raise ApiError("rollout_over", f"this rollout is over ({self.cause or 'environment.max_turns'}); end here")
         segment, before = self._placed(request)
         left = self._room(segment, before)
+        self.clock()
         self._asked, self._asking, segment.is_busy = self._asked + 1, self._asking + 1, True
         if not segment.marks:
             self.segments.append(segment)
         try:
+            begun = time.monotonic()
             completion, asked = await self._generated(request, before, left)
             answer = self._kept(segment, request, before, completion, asked)
+            answered = time.monotonic()
+            segment.path.turn_seconds[-1] = answered - begun
+            self._at_work = segment.path.turn_seconds, answered
         finally:
             self._asking, segment.is_busy = self._asking - 1, False
             if not segment.marks:

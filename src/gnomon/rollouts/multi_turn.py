@@ -5,6 +5,7 @@ The prompt of turn n + 1 is everything so far, token by token as it was sampled 
 policy would otherwise be trained on tokens that it never chose, at ratios that mean nothing.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,7 @@ class Trajectory:
         said: Answers and replies as messages.
         reward: The environment's, added up.
         turn_ends, turn_rewards: Where each answer ends, and the environment's reward for it.
+        turn_seconds: Seconds from the question for it to its reply.
         seed: Seed of what environment and rewards draw.
         answer: What rewards see as the answer; None for the policy's last one.
         further: Further segments of the same rollout.
@@ -45,6 +47,7 @@ class Trajectory:
     completions: list[tuple[int, Completion]] = field(default_factory=list)
     turn_ends: list[int] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
+    turn_seconds: list[float] = field(default_factory=list)
     said: list[dict[str, str]] = field(default_factory=list)
     reward: float = 0.0
     text: str = ""
@@ -69,6 +72,7 @@ class Trajectory:
         self.said.append({"role": "assistant", "content": text})
         self.turn_ends.append(len(self.tokens))
         self.turn_rewards.append(0.0)
+        self.turn_seconds.append(0.0)
 
     def earn(self, reward: float) -> None:
         """Add what the environment gave for the answer that was just said."""
@@ -148,6 +152,7 @@ class Trajectory:
             top=self._top(),
             turn_ends=tuple(self.turn_ends),
             turn_rewards=tuple(earned),
+            turn_seconds=tuple(self.turn_seconds),
         )
 
     def _top(self) -> TopLogprobs | None:
@@ -290,15 +295,19 @@ class MultiTurnRollout:
             limit = min(left, plan.max_turn_tokens or left)
             asked = replace(sampling, max_completion_length=limit)
             before = (*path.prompt, *path.tokens)
+            begun = time.monotonic()
             [completion] = await self.engine.generate(before, [key(turn)], asked)
             text = cut_at_stop(self.decode(completion.tokens), completion, sampling)
             path.add_answer(completion, self.opening(before) + text)
+            path.turn_seconds[-1] = time.monotonic() - begun
             if completion.stop == "length" and len(completion.tokens) >= left:
                 return "tokens", None
             try:
                 answer = await host.step(path.said[-1]["content"])
             except EnvError as fault:
                 return fault.by, fault.cause
+            finally:
+                path.turn_seconds[-1] = time.monotonic() - begun
             path.earn(answer.reward)
             if answer.is_done:
                 return "done", None

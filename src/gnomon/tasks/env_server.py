@@ -21,6 +21,7 @@ from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
+from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
 
 LONGEST_REPLY = 80_000
@@ -31,11 +32,11 @@ More floods, whatever it would be in tokens.
 
 _PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
     "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv, "agent": AgentProgram,
-    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv, "openenv": OpenEnvEnv,
+    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv, "openenv": OpenEnvEnv, "taskset": VerifiersAgent,
 }  # fmt: skip
 _CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
     "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime, "agent": check_agent,
-    "gymnasium": check_game, "textarena": check_game, "openenv": check_game,
+    "gymnasium": check_game, "textarena": check_game, "openenv": check_game, "taskset": check_taskset,
 }  # fmt: skip
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class EnvServer:
         Raises:
             UserError: The environment cannot be used.
         """
-        _CHECKS[self.plan.kind](self.plan)
+        _CHECKS[_part(self.plan)](self.plan)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return messages, reward and whether it is done; or a fault: how it failed, in one line."""
@@ -89,7 +90,7 @@ class EnvServer:
 
     def _made(self) -> EnvAdapter:
         if self._adapter is None:
-            self._adapter = _PARTNERS[self.plan.kind](self.plan)
+            self._adapter = _PARTNERS[_part(self.plan)](self.plan)
         return self._adapter
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -102,6 +103,10 @@ class EnvServer:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
+
+
+def _part(plan: EnvironmentConfig) -> str:
+    return "taskset" if plan.kind == "verifiers" and plan.is_agent else plan.kind
 
 
 def _told(said: EnvReply) -> dict[str, Any]:

@@ -13,6 +13,7 @@ One instance serves one rollout, in a process that can be killed (`tasks/env_ser
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
@@ -25,8 +26,8 @@ Role = Literal["user", "tool"]
 Kind = Literal["class", "tools", "trl", "verifiers", "gymnasium", "textarena", "openenv", "agent"]
 
 PACKAGES = {
-    "verifiers": ("0.1.9", "0.1.9"), "gymnasium": ("1.", "1.4.0"), "textarena": ("0.7.", "0.7.4"),
-    "openenv": ("0.10.", "0.10.0"),
+    "verifiers": (("0.4.", "0.1.9"), "0.4.0"), "gymnasium": (("1.",), "1.4.0"), "textarena": (("0.7.",), "0.7.4"),
+    "openenv": (("0.10.",), "0.10.0"),
 }  # fmt: skip
 """Kinds that are packages, whose environments have names of their own and say how good a rollout was.
 
@@ -65,7 +66,7 @@ _NEEDS: Mapping[Kind, str] = {
     "class": 'use = "path.py:Class" or "module:Class"',
     "tools": 'tools = ["path.py:function", "python"]',
     "trl": 'use = "path.py:Class", whose public methods are tools, or tools = ["path.py:function"]',
-    "verifiers": 'use = "name", as verifiers.load_environment has it',
+    "verifiers": 'use = "name", a taskset, or before version 0.4 an environment',
     "gymnasium": 'use = "Name-v1" or "module:Name-v1", as gymnasium.make has it',
     "textarena": 'use = "Name-v0", as textarena.make has it',
     "openenv": 'use = "http://127.0.0.1:8000", the address of an OpenEnv server',
@@ -154,6 +155,16 @@ class EnvironmentConfig:
         if self.kind not in PACKAGES:
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
             _check_names(named)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it calls the policy by itself: an agent, or a taskset of verifiers from version 0.4."""
+        if self.kind != "verifiers":
+            return self.kind == "agent"
+        try:
+            return not version("verifiers").startswith("0.1.")
+        except PackageNotFoundError:
+            return False
 
     @property
     def is_rewarding(self) -> bool:

@@ -492,7 +492,7 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
     tasks = asked.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
-        if experiment.environment.kind == "agent":
+        if experiment.environment.is_agent:
             notes = run_alone(try_agent(experiment.environment, questions, asked.templates, asked.sampling))
         else:
             notes = try_environment(experiment.environment, questions)

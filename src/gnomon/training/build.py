@@ -383,7 +383,7 @@ async def _rollouter(
         return None
     plan = experiment.environment
     conversation: AgentRollout | MultiTurnRollout | None = None
-    if plan is not None and plan.kind == "agent":
+    if plan is not None and plan.is_agent:
         conversation = AgentRollout(
             engine,
             await stack.enter_async_context(AgentEndpoint()),

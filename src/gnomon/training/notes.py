@@ -199,7 +199,7 @@ def _turns(experiment: Experiment, costs: Costs) -> Iterator[str]:
     plan = experiment.environment
     if plan is None:
         return
-    if plan.kind == "agent":
+    if plan.is_agent:
         yield (
             f"The agent {plan.names} calls the policy, at most {many(plan.max_turns, 'time')} in a rollout, and has "
             f"{plan.timeout_seconds:g} s between two answers; what it says is not trained on."

@@ -214,17 +214,17 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
 
 
 def test_a_conversation_is_shown_turn_by_turn():
-    """Each answer of each segment has its tokens, its calls, the reply behind it, and what it earned."""
+    """Each answer of each segment has its tokens, its calls, the reply behind it, what it earned, and its seconds."""
     tokenizer = tiny_tokenizer()
     call = tuple(tokenizer.encode('<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
     zeros, mask = (-1.0,) * (len(call) + 5), (*[True] * len(call), False, False, False, True, True)
     row = Rollout("t", (1,), (*call, 65, 65, 65, 66, 67), mask, zeros, zeros, "", Grade(1.0), 0, 0, "stop")
-    row = replace(row, turn_ends=(len(call), len(mask)), turn_rewards=(0.25, 0.5))
-    other = replace(row, response=(65, 66), mask=(True, True), turn_ends=(2,), turn_rewards=(0.25,))
+    row = replace(row, turn_ends=(len(call), len(mask)), turn_rewards=(0.25, 0.5), turn_seconds=(2.0, 1.5))
+    other = replace(row, response=(65, 66), mask=(True, True), turn_ends=(2,), turn_rewards=(0.25,), turn_seconds=())
 
     assert turns_of(replace(row, segments=(other,)), Vocabulary(tokenizer.backend.backend_tokenizer)) == [
-        ShownTurn(len(call), 3, 1, 0.25),
-        ShownTurn(2, 0, 0, 0.5),
+        ShownTurn(len(call), 3, 1, 0.25, 2.0),
+        ShownTurn(2, 0, 0, 0.5, 1.5),
         ShownTurn(2, 0, 0, 0.25),
     ]
     assert [turn.calls for turn in turns_of(row, None)] == [None, None]

@@ -48,12 +48,14 @@ class ShownTurn:
         reply: Tokens that the environment or the agent put behind it.
         calls: Tool calls in it; None where tokens cannot be read.
         reward: What it earned.
+        seconds: Wall time from the question for it to its reply; None where it was not measured.
     """
 
     tokens: int
     reply: int
     calls: int | None
     reward: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def turns_of(rollout: Rollout, vocabulary: Vocabulary | None) -> list[ShownTurn]
             answer = [row.response[place] for place in span if row.mask[place]]
             behind = row.mask[end : row.turn_ends[number + 1] if number + 1 < len(row.turn_ends) else None]
             calls = None if vocabulary is None else len(find_calls(vocabulary.text(answer)))
-            turns.append(ShownTurn(len(answer), sum(not chosen for chosen in behind), calls, earned))
+            seconds = row.turn_seconds[number] if number < len(row.turn_seconds) else None
+            turns.append(ShownTurn(len(answer), sum(not chosen for chosen in behind), calls, earned, seconds))
     return turns if len(turns) > 1 else []
 
 
