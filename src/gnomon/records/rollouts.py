@@ -191,7 +191,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
     if rollout.turn_ends:
         row |= {"turn_ends": list(rollout.turn_ends), "turn_rewards": [_number(r) for r in rollout.turn_rewards]}
     if rollout.turn_seconds:
-        row["turn_seconds"] = [round(seconds, 3) for seconds in rollout.turn_seconds]
+        row |= {"turn_seconds": [_number(round(s, 3)) for s in rollout.turn_seconds]}
     return row
 
 

@@ -85,7 +85,7 @@ def check_taskset(plan: EnvironmentConfig) -> None:
         if runs_code and "runtime" not in plan.settings.get(name, {}):
             raise ConfigError(
                 f"the harness '{harness.id}' of the role '{name}' runs programs, and nothing says where: "
-                f'environment.settings.{name}.runtime = {{ type = "docker" }}, or "subprocess" for this machine, unwalled'
+                f'environment.settings.{name}.runtime = {{ type = "docker" }}, or "subprocess" for this machine'
             )
         if not role.trainable and role.config.client is None:
             raise ConfigError(
