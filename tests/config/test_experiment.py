@@ -8,7 +8,7 @@ import pytest
 
 from gnomon.algorithms import NAMED, TruncatedIS
 from gnomon.config.experiment import anchored, from_table, load, to_toml
-from gnomon.config.reading import built_in, read
+from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
 from gnomon.tasks.tables import TableTask
@@ -80,6 +80,11 @@ def test_toml_that_does_not_close_is_no_text(text: str):
     """What begins with a bracket or a quote is meant as TOML, and the message shows what the parser said."""
     with pytest.raises(ConfigError, match=r"is not TOML: .*is a bracket or a quote missing"):
         load("tiny", [f"algorithm.correction={text}"])
+
+
+def test_a_template_may_begin_with_its_question():
+    """A name in braces begins no table of TOML, so it is text without quotes of its own."""
+    assert parse_override("task.template={question} Think: x = ?") == ("task.template", "{question} Think: x = ?")
 
 
 def test_a_reward_may_be_the_name_of_a_function_alone():

@@ -43,14 +43,6 @@ def test_what_is_no_answer_has_no_vote(verifier: Verifier, text: str):
     assert verifier.answer(Sample("", text)) is None
 
 
-def test_a_number_that_is_cut_off_has_no_vote_where_an_end_is_asked_for():
-    """With must_end whatever number came last is no answer."""
-    cut = Sample("", "first 12", is_truncated=True)
-
-    assert Numeric(must_end=True).answer(cut) is None
-    assert Numeric().answer(cut) == "12"
-
-
 NUMERIC = Grading((WeightedReward(Numeric()), WeightedReward(Parsable(), weight=0.0)))
 
 

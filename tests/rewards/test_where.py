@@ -1,5 +1,6 @@
 """Where an answer stands: after a thought, on its line, in the last box; what is not there earns nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Grade, Rollout
 from gnomon.rewards.answers import answer_in
 from gnomon.rewards.base import Sample
-from gnomon.rewards.exact import Boxed, Exact, Numeric
+from gnomon.rewards.exact import Boxed, Exact, Numeric, Parsable
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grading import Grading, WeightedReward, from_json, to_json
 from gnomon.rewards.math import Mathematics
@@ -51,6 +52,19 @@ def test_every_verifier_sees_the_part_alone(verifier: Any) -> None:
         assert from_json(to_json(grading)) == grading
 
 
+@pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Mathematics(), Exact(), Parsable()], ids=lambda v: v.kind)
+def test_what_was_cut_off_earns_nothing_where_an_end_is_asked_for(verifier: Any) -> None:
+    """With must_end no kind of reward pays an answer that the budget ended, and it has no vote; otherwise both."""
+    text = "34" if isinstance(verifier, Exact | Parsable) else r"so \boxed{34}"
+    sample = Sample("?", text, is_truncated=True, columns={"answer": "34"})
+    ended, cut = (Grading((WeightedReward(verifier, must_end=end),))(sample) for end in (False, True))
+
+    assert ended.reward == float(not isinstance(verifier, Parsable))
+    assert ended.answer == "34"
+    assert (cut.reward, cut.answer) == (0.0, None)
+    assert Grading((WeightedReward(verifier, must_end=True),))(replace(sample, is_truncated=False)).reward == 1.0
+
+
 def test_a_function_is_not_asked_about_a_thought_that_was_cut_off(tmp_path: Any) -> None:
     """A reward that pays everything would pay an empty text too; it earns 0 and is not called."""
     path = tmp_path / "mine.py"
@@ -65,10 +79,13 @@ def test_a_function_is_not_asked_about_a_thought_that_was_cut_off(tmp_path: Any)
 def test_in_toml_it_is_called_extract() -> None:
     """Of the kinds that have an ``extract`` of their own that one is meant; another word names those that there are."""
     table = {"model": "tiny", "task": "arithmetic", "algorithm": "grpo"}
-    rewards = [{"kind": "numeric", "extract": "answer_line"}, {"kind": "parsable", "extract": "boxed"}]
+    rewards = [
+        {"kind": "numeric", "extract": "answer_line", "must_end": True}, {"kind": "parsable", "extract": "boxed"}
+    ]  # fmt: skip
     made = from_table({**table, "rewards": rewards}).experiment.rewards
 
     assert [reward.within for reward in made] == ["answer_line", "anywhere"]
+    assert [reward.must_end for reward in made] == [True, False]
     assert made[1].verifier.extract == "boxed"
     with pytest.raises(ConfigError, match="answer_line"):
         from_table({**table, "rewards": [{"kind": "numeric", "extract": "somewhere"}]})

@@ -2,10 +2,12 @@
 
 import base64
 import json
+import os
 import pickle
 import tomllib
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,25 @@ def test_answers_of_every_form_of_a_set_are_right_when_given_back(tmp_path: Path
         for text in (said, f"Thus, at last:\n\\[ {said} \\]\n", f"$x=1$. **{said}**"):
             if verifier(Sample(question.text, text, columns=question.columns)) != 1.0:
                 missed.append((question.columns["answer"], text))
+
+    assert missed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, set_ in BENCHMARKS.items() if set_.answer_column])
+def test_every_published_answer_is_right_where_a_copy_is(name: str):
+    """All 500 of MATH-500, and each other set that the folder GNOMON_SETS has as NAME.jsonl, as it was published."""
+    copy = Path(os.environ.get("GNOMON_SETS", "no-folder"), f"{name}.jsonl")
+    if not copy.exists():
+        pytest.skip(f"no copy of {name}: GNOMON_SETS names a folder that has {name}.jsonl, as published")
+    (reward, *_) = BENCHMARKS[name].rewards
+    missed = []
+    for question in named(f"{name}={copy}").questions().questions:
+        sample = Sample(question.text, "", columns=question.columns)
+        said = reward.verifier.stated(sample) or question.columns["answer"]
+        for text in (said, f"<think>It may be 7.</think>\n\n{said}"):
+            if reward.judge(replace(sample, completion=text)) != 1.0:
+                missed.append((question.id, text))
 
     assert missed == []
 

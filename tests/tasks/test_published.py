@@ -79,7 +79,7 @@ RIGHT = {
 def judged(name: str, question: Any, completion: str) -> float:
     """Return what the set's own reward says of a completion."""
     (first, *_) = own_rewards(PublishedTask(name))
-    return first.verifier(Sample(question.text, completion, columns=question.columns))
+    return first.judge(Sample(question.text, completion, columns=question.columns))
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
@@ -91,6 +91,9 @@ def test_a_published_set_is_read_and_judged_as_it_is(tmp_path: Path, name: str):
     assert asked.name == name
     assert [judged(name, q, answer) for q, answer in zip(asked.questions, right, strict=True)] == [1.0] * len(right)
     assert [judged(name, q, wrong) for q in asked.questions] == [0.0] * len(right)
+    for question, answer in zip(asked.questions, right, strict=True):
+        thoughts = (f"<think>{answer}", f"<think>{wrong}</think>{answer}")
+        assert [judged(name, question, text) for text in thoughts] == [0.0, 1.0]
 
 
 def test_the_oddities_are_said(tmp_path: Path):
@@ -115,8 +118,8 @@ def test_the_words_are_the_sets_and_can_be_set(tmp_path: Path):
 
     assert questions("dapo-17k", files)[0].content[-1]["content"] == ASKED.format("What is 0+0?")
     assert questions("math", files)[0].content.endswith("put the final answer in \\boxed{}.")
-    own = load("tiny", [f"task=math={files['math']}", "task.suffix= Be brief.", "task.template=On {type}: {question}"])
-    assert own.experiment.task.questions()[0].content == "On Algebra: Find $x$ in $2x=1$. Be brief."
+    own = load("tiny", [f"task=math={files['math']}", "task.suffix= Be brief.", "task.template={question} ({type})"])
+    assert own.experiment.task.questions()[0].content == "Find $x$ in $2x=1$. (Algebra) Be brief."
 
 
 def test_gsm8k_is_trained_on_by_its_training_rows_and_evaluated_on_its_test_rows():

@@ -736,7 +736,7 @@ def _reward(table: Any) -> Any:
         return {"verifier": {"kind": "function", "function": table}}
     if not isinstance(table, dict) or "verifier" in table:
         return table
-    own = {key: table[key] for key in ("weight", "name", "within") if key in table}
+    own = {key: table[key] for key in ("weight", "name", "within", "must_end") if key in table}
     if "extract" in table and table.get("kind") not in ("parsable", "reasoning"):
         own["within"] = table["extract"]
         table = {key: value for key, value in table.items() if key != "extract"}

@@ -88,7 +88,8 @@ def parse_override(override: str) -> tuple[str, Any]:
     except (ValueError, RecursionError) as error:
         if not isinstance(error, tomllib.TOMLDecodeError):
             raise ConfigError(f"the value of {key} is no sound TOML: {error}") from error
-        if text.strip()[:1] in _OPENING:
+        is_text = re.match(r"\s*\{[A-Za-z_][\w.]*\}", text)  # "{question} Think.", which no table can be
+        if text.strip()[:1] in _OPENING and not is_text:
             raise ConfigError(
                 f"{key} = {text} is not TOML: {error}; is a bracket or a quote missing, or did the shell take one? "
                 f'Quote the whole override, as in \'{key}=["a", "b"]\' or \'{key}={{piece = "TruncatedIS"}}\''

@@ -62,8 +62,6 @@ class Numeric(Verifier):
         tolerance: Largest absolute difference that still counts, at least 0; 0 is equality (0.5 = 1/2 = .50).
         column: Column with the answer: a number with or without its unit, or a worked solution that ends in one ("...
             #### 72", a box). What is more than a number (1/2 + x, a pair) is an error, not its last digits.
-        must_end: Whether a completion that its budget cut off has no answer. Otherwise whatever number came last
-            counts.
 
     >>> Numeric()(Sample("", "Half of it is 0.50.", columns={"answer": "1/2"}))
     1.0
@@ -73,13 +71,10 @@ class Numeric(Verifier):
     which: Which = "last"
     tolerance: float = 0.0
     column: str = "answer"
-    must_end: bool = False
 
     def __call__(self, sample: Sample) -> float:
         """Find both numbers and compare them."""
         gold = _gold_number(text_column(sample, self.column), self.column)
-        if self.must_end and sample.is_truncated:
-            return 0.0
         found = choose_number(with_open_box(sample.completion), self.which)
         return float(found is not None and found.equals(gold, self.tolerance))
 
@@ -89,8 +84,6 @@ class Numeric(Verifier):
 
     def answer(self, sample: Sample) -> str | None:
         """Return the number that is compared, as a fraction in lowest terms: 0.50 and 2/4 are "1/2"."""
-        if self.must_end and sample.is_truncated:
-            return None
         found = choose_number(with_open_box(sample.completion), self.which)
         return None if found is None else found.canonical
 

@@ -57,12 +57,15 @@ class WeightedReward:
             is what the last line there says behind "Answer:"; "last_box" is the content of the last box there. An
             answer without that part, such as a thought that was cut off, earns 0 and has no vote. In TOML
             ``extract`` means the same, except for the kinds that have a setting of that name.
+        must_end: Whether an answer that its budget cut off earns 0 and has no vote. Otherwise what it says so far is
+            judged: whatever number came last, a box within a thought.
     """
 
     verifier: AnyVerifier
     weight: float = 1.0
     name: str | None = None
     within: Where = "anywhere"
+    must_end: bool = False
 
     @property
     def part(self) -> str:
@@ -71,6 +74,8 @@ class WeightedReward:
 
     def seen(self, sample: Sample) -> Sample | None:
         """Return the sample as the verifier sees it; None where the answer has no part that is judged."""
+        if self.must_end and sample.is_truncated:
+            return None
         if self.within == "anywhere":
             return sample
         found = answer_in(sample.completion, self.within)
@@ -174,7 +179,8 @@ class Grading:
         verifier = self.rewards[number].verifier
         if isinstance(verifier, UserFunction) and messages is not None:
             verifier = replace(verifier, messages=messages)
-        return Grading((WeightedReward(verifier, name=self.rewards[number].part, within=self.rewards[number].within),))
+        reward = self.rewards[number]
+        return Grading((replace(reward, verifier=verifier, weight=1.0, name=reward.part),))
 
     def together(self, samples: Sequence[Sample]) -> list[Verdict]:
         """Judge all answers to a question. Never raises for bad ones."""
@@ -227,8 +233,9 @@ def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | st
     verifier = reward.verifier
     if not (isinstance(verifier, UserFunction) and verifier.is_joint):
         return [_part(reward.part, partial(_drawn, reward, sample)) for sample in samples]
-    if reward.within != "anywhere":
-        why = f"extract = '{reward.within}' is for rewards that see one answer, and this one compares all to a question"
+    if reward.within != "anywhere" or reward.must_end:
+        said = "must_end" if reward.must_end else f"extract = '{reward.within}'"
+        why = f"{said} is for rewards that see one answer, and this one compares all to a question"
         return [f"{reward.part}: {why}"] * len(samples)
     seed_all(samples[0].seed, "reward")
     try:

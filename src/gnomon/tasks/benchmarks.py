@@ -132,20 +132,15 @@ def published_sets(kind: str) -> dict[str, dict[str, Any]]:
         name: {
             **known,
             "suffix": _TABLE["suffixes"][known["suffix"]],
-            "rewards": _REWARDS[known["rewards"]],
+            "rewards": tuple(replace(reward, within="after_thinking") for reward in _REWARDS[known["rewards"]]),
             "reference": tuple(_TABLE["references"][known["reference"]]),
         }
         for name, known in _TABLE[kind].items()
     }
 
 
-def _benchmark(known: dict[str, Any], of_rows: Mapping[str, Any]) -> Benchmark:
-    rewards = tuple(replace(reward, within="after_thinking") for reward in known["rewards"])
-    return Benchmark(**{**known, **of_rows, "rewards": rewards})
-
-
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
-    {name: _benchmark(known, _OF_ROWS.get(name, {})) for name, known in published_sets("benchmarks").items()}
+    {name: Benchmark(**known, **_OF_ROWS.get(name, {})) for name, known in published_sets("benchmarks").items()}
 )
 REFUSED: Mapping[str, str] = MappingProxyType(_TABLE["refused"])
 """Sets that are known and cannot be asked, each with the reason."""
