@@ -31,6 +31,7 @@ from gnomon.algorithms.sections import (
     EmaProximal,
     Greso,
     Informative,
+    NoPositiveResampling,
     OptimalValue,
     OverlongPenalty,
     Prioritized,
@@ -98,7 +99,7 @@ class Composition:
     regularizers: tuple[Regularizer, ...] = ()
     updates: Updates = field(default=Updates())
     num_generations: int = 8
-    sampler: Uniform | Prioritized | Greso = field(default=Uniform())
+    sampler: Uniform | Prioritized | Greso | NoPositiveResampling = field(default=Uniform())
     tracker: TrackerConfig | OptimalValue | RoleAverage | None = None
     keep: Informative | None = None
     overlong: OverlongPenalty | None = None

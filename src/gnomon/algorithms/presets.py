@@ -438,6 +438,7 @@ SCALERL = replace(
     ratio=Ratio(anchor="behavior"),
     aggregate=TokenMean("group"),
     num_generations=16,
+    sampler=NoPositiveResampling(),
     keep=Informative(),
 )
 

@@ -6,8 +6,8 @@ from typing import Literal
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 
 __all__ = [
-    "EmaProximal", "Greso", "Informative", "OptimalValue", "OverlongPenalty", "Prioritized", "ReferencePolicy",
-    "RoleAverage", "SelfImitationBuffer", "TaskTeacher", "TrackerConfig", "Uniform", "Updates",
+    "EmaProximal", "Greso", "Informative", "NoPositiveResampling", "OptimalValue", "OverlongPenalty", "Prioritized",
+    "ReferencePolicy", "RoleAverage", "SelfImitationBuffer", "TaskTeacher", "TrackerConfig", "Uniform", "Updates",
 ]  # fmt: skip
 
 
@@ -89,6 +89,29 @@ class Greso:
                 f"from lowest = {self.lowest} to highest = {self.highest}",
             ),
         )
+
+
+@dataclass(frozen=True)
+@bounded(pass_rate="in (0, 1]")
+class NoPositiveResampling:
+    """Shuffled epochs that ask a prompt no more once it is mastered.
+
+    A prompt is dropped for good when a visit passes: at least ``pass_rate`` of its graded responses have a reward of
+    ``success`` or more. Once all are dropped they are asked again.
+
+    Attributes:
+        pass_rate: In (0, 1]; 15 of 16 responses reach 0.9, and of 8 all.
+        success: Least reward of a response that passes.
+        part: The component of the reward that is compared, by its name, before its weight; "" is the whole reward. A
+            response without such a component is judged by its reward.
+
+    Source: no-positive-resampling, ScaleRL, arXiv 2510.13786, section 3.2, which looks at the history of pass rates;
+        here each visit is judged by itself.
+    """
+
+    pass_rate: float = 0.9
+    success: float = 1.0
+    part: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNl
 from gnomon.algorithms.returns import Gae, Returns, ReverseKl
 from gnomon.algorithms.sections import (
     Greso,
+    NoPositiveResampling,
     OptimalValue,
     Prioritized,
     ReferencePolicy,
@@ -463,6 +464,12 @@ def _prompts(algorithm: Composition) -> Iterator[Refusal]:
     if isinstance(algorithm.sampler, Greso) and algorithm.num_generations < 2:
         yield _refuse(
             "the sampler Greso skips prompts whose groups were all right or all wrong, and one response is always that",
+            Fix("num_generations", 2),
+            uniform,
+        )
+    if isinstance(algorithm.sampler, NoPositiveResampling) and algorithm.num_generations < 2:
+        yield _refuse(
+            "the sampler NoPositiveResampling drops a prompt by its pass rate, and one response passes by chance",
             Fix("num_generations", 2),
             uniform,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReferencePolicy, ReverseKl
 from gnomon.algorithms.protocols import Composed, parts_of
-from gnomon.algorithms.sections import Greso, OptimalValue, RoleAverage
+from gnomon.algorithms.sections import Greso, NoPositiveResampling, OptimalValue, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.atomic_files import real_path
@@ -33,6 +33,7 @@ from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
 from gnomon.rollouts.curriculum.group_filter import is_informative
+from gnomon.rollouts.curriculum.mastered import NoPositiveCurriculum
 from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
 from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, RoleValues, ValueTracker
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum
@@ -212,6 +213,8 @@ def _unequal(algorithm: Algorithm) -> Iterator[str]:
         yield "rows are drawn by their uncertainty: as many as the epochs have, some more often than others"
     if isinstance(algorithm.sampler, Greso):
         yield "rows that taught nothing are passed over, so the steps reach further than the epochs"
+    if isinstance(algorithm.sampler, NoPositiveResampling):
+        yield "rows that are mastered are asked no more, so the steps reach further than the epochs"
     if algorithm.keep is not None:
         yield "other rows are asked for groups that are refused, so the steps reach further than the epochs"
 
@@ -474,7 +477,7 @@ class PromptChoice:
         keys: Keys of the prompts, where something is remembered of each.
     """
 
-    curriculum: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
+    curriculum: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum | NoPositiveCurriculum
     tracker: TaskValues | None
     drift: Drift
     replay: SelfImitationReplay | None = None
@@ -495,19 +498,21 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
         )
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
     replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
-    remembers = reads_values or isinstance(sampler, Greso)
+    remembers = reads_values or isinstance(sampler, Greso | NoPositiveResampling)
     keys = keys_of(tasks) if remembers or replay is not None else None
     task_index = TaskIndex(keys.ids) if keys is not None and remembers else None
     tracker: TaskValues | None = None
     drift: Drift = NoDrift()
     if reads_values and task_index is not None:
         tracker, drift = _remembering(algorithm, task_index, tasks)
-    chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum
+    chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum | NoPositiveCurriculum
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
         chosen = PrioritizedCurriculum(tracker, sampler.epsilon, sampler.gamma, seed)
     elif isinstance(sampler, Greso) and task_index is not None:
         chosen = GresoCurriculum(task_index, sampler, seed)
+    elif isinstance(sampler, NoPositiveResampling) and task_index is not None:
+        chosen = NoPositiveCurriculum(task_index, sampler, seed)
     else:
         chosen = UniformCurriculum(len(tasks), seed)
     return PromptChoice(chosen, tracker, drift, replay, keys)

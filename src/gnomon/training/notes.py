@@ -136,6 +136,11 @@ def _prompts(experiment: Experiment, costs: Costs) -> Iterator[str]:
         yield "Those whose tracked success rate is least certain are asked most often."
     elif isinstance(algorithm.sampler, sections.Greso):
         yield "Those whose last groups were all right or all wrong are often skipped unasked, after one pass over all."
+    elif isinstance(algorithm.sampler, sections.NoPositiveResampling):
+        yield (
+            f"Those of whose answers at one visit {algorithm.sampler.pass_rate:.0%} earned "
+            f"{algorithm.sampler.success:g} or more are asked no more."
+        )
     if _reads_tracker(experiment):
         yield from _tracker(experiment, costs)
     keep = algorithm.keep
