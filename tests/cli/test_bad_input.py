@@ -95,7 +95,7 @@ WRONG = {
     "text for a table": (["environment=none"], "environment = 'none': should be a table"),
     "far more held out than there are": (["held_out.size=100000"], "makes only 25 different questions in"),
     "table for a number": (["steps={a=1}"], "steps = {'a': 1}"),
-    "negative steps": (["steps=-1"], "steps = -1 is less than 0, the least that can be meant here"),
+    "negative steps": (["steps=-1"], "steps must be at least 0, got -1"),
     "temperature 0": (["sampling.temperature=0"], "temperature"),
     "top_p above 1": (["sampling.top_p=1.5"], "top_p"),
     "no room for an answer": (["sampling.max_completion_length=0"], "max_completion_length"),

@@ -52,8 +52,8 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["rewards", "numerik"], "did you mean 'numeric'"),
         (["algorithms", "grop"], "did you mean 'grpo'"),
         (["algorithms", "Clp", "--latex"], "did you mean 'Clip'"),
-        (["train", "tiny", "steps=-1"], "steps = -1 is less than 0, the least that can be meant here"),
-        (["plan", "tiny", "evaluation.samples=-2"], "evaluation.samples = -2 is less than 0"),
+        (["train", "tiny", "steps=-1"], "steps must be at least 0, got -1"),
+        (["plan", "tiny", "evaluation.samples=-2"], "evaluation.samples must be at least 0, got -2"),
         (["train", "tiny", "rollouts_per_step=10000000"], "is more than 1000000, the most that can be meant here"),
         (["config", "learning_rat"], "did you mean 'learning_rate'"),
         (["config", "fp16"], "is another library's name"),
@@ -245,3 +245,19 @@ def test_both_checks_say_the_same_of_a_misspelt_key():
         said.append(str(error.value))
 
     assert said[0] == said[1]
+
+
+BELOW = {
+    "learner.processes": 1, "steps": 0, "grading.workers": 1, "cluster.graders": 1, "engine.count": 1,
+    "engine.max_concurrent": 1, "environment.max_concurrent": 1, "rollouts_per_step": 1, "evaluation.samples": 0,
+    "checkpoints.keep_last": 1, "sampling.max_completion_length": 1, "engine.tensor_parallel": 1, "max_length": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "least"), BELOW.items())
+@pytest.mark.parametrize("below", [1, 2, 10**6])
+def test_a_number_below_its_bound_is_refused_with_that_bound(key: str, least: int, below: int):
+    """However far below it is: a message about another bound would be followed to the next refusal."""
+    value = least - below
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)} must be at least {least}\b.*, got {value}$"):
+        check_names("tiny", [f"{key}={value}"])

@@ -99,6 +99,16 @@ def test_a_refusal_is_told_from_other_errors_whoever_reports_it(error: Exception
     assert number is None or number in LIMITS
 
 
+@pytest.mark.parametrize("verb", ["plan", "train", "doctor"])
+def test_no_folder_for_temporary_files_is_said(verb: str, tmp_path: Path):
+    """Libraries ask for one while they are imported; where none can be written, Python leaves out the reason."""
+    ended = asked([verb, "tiny" if verb != "doctor" else str(tmp_path)], limited(resource.RLIMIT_FSIZE, 0))
+
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode in (1, 2)
+    assert verb == "doctor" or "ulimit -f raises that" in ended.stderr
+
+
 def test_a_model_is_not_blamed_for_a_full_disk():
     """What the system refused stays what it is; another error is the model's."""
     with pytest.raises(OSError, match="No space"), parsed("the model"):

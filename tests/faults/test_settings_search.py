@@ -164,7 +164,7 @@ def test_a_key_of_more_than_a_thousand_names_is_refused(text: str):
         ("held_out.seed=18446744073709551616", "held_out.seed must be from 0"),
         ("steps=1000000000000000000000000000000", "steps = 1000000000000000000000000000000 is more than"),
         ("rollouts_per_step=1000000000000", "rollouts_per_step = 1000000000000 is more than 1000000"),
-        ("steps=-1", "steps = -1 is less than 0"),
+        ("steps=-1", "steps must be at least 0, got -1"),
         ("steps=nan", "steps = nan"),
         ("sampling.temperature=nan", r"sampling.temperature must be 0 \(greedy\) or more, and finite, got nan"),
         ("sampling.temperature=inf", r"sampling.temperature must be 0 \(greedy\) or more, and finite, got inf"),

@@ -1,6 +1,7 @@
 """From an experiment to who answers: what is shared, what is refused, what `plan` says, and how a run ends."""
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,14 +108,64 @@ def test_engines_that_cannot_be_meant_are_refused(overrides: tuple[str, ...], me
         check_serving(tiny(*overrides))
 
 
-def test_more_learner_processes_than_memory_holds_are_refused():
-    """A hundred thousand would stop the machine while they start; one, or an unknown memory, refuses nothing."""
-    with pytest.raises(ConfigError, match=r"learner.processes = 100000 needs 60,000.0 GiB for libraries alone"):
+GUESSING = ["environment.use=guess.py:Guess", "rollouts_per_step=100000", "environment.max_concurrent=100000"]
+SERVERS = ["engine=vllm", "engine.server=start"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["learner.processes=100000"], "learner.processes = 100000 needs 60,000.0 GiB for libraries alone"),
+        (["learner.processes=6"], "learner.processes = 6 needs 3.6 GiB for libraries alone, and 3.0 GiB are free"),
+        (["grading.workers=1000"], "grading.workers = 1000 needs 3.9 GiB"),
+        (["grading.workers=1000"], "set grading.workers = 768$"),
+        (["cluster=ray", "cluster.graders=1000"], "cluster.graders = 1000 needs 600.0 GiB"),
+        (["cluster=ray", "learner.processes=9"], "learner.processes = 9 needs 5.4 GiB"),
+        (["cluster=ray", "engine.count=8"], "engine.count = 8 needs 4.8 GiB"),
+        (["cluster=ray", "cluster.graders=2", "grading.workers=400"], "grading.workers = 400 needs 3.1 GiB"),
+        ([*SERVERS, "engine.count=6"], "engine.count = 6 needs 3.6 GiB"),
+        ([*SERVERS, "engine.tensor_parallel=1000"], "engine.tensor_parallel = 1000 needs 600.0 GiB"),
+        (GUESSING, "environment.max_concurrent = 100000 needs 390.6 GiB"),
+    ],
+)
+def test_more_processes_than_memory_holds_are_refused(overrides: list[str], said: str):
+    """A hundred thousand would stop the machine while they start, whatever setting begins them."""
+    with pytest.raises(ConfigError, match=said):
+        check_room(tiny(*overrides).experiment.local_processes, 3 * 2**30)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["learner.processes=4"],
+        ["grading.workers=200"],
+        ["cluster=ray", "cluster.address=10.0.0.1:6379", "cluster.graders=900", "learner.processes=64"],
+        ["engine=vllm", "engine.server=http://127.0.0.1:1"],
+        ["environment.use=guess.py:Guess", "environment.max_concurrent=100000"],  # no more than answers in flight
+    ],
+)
+def test_processes_that_fit_or_are_elsewhere_are_not_refused(overrides: list[str]):
+    """Those of a cluster that is joined take another machine's memory; an unknown memory refuses nothing."""
+    check_room(tiny(*overrides).experiment.local_processes, 3 * 2**30)
+    check_room(tiny("learner.processes=16").experiment.local_processes, None)
+
+
+def test_more_processes_than_files_may_be_open_are_refused():
+    """Each has a connection; found out where the first one cannot start, a model would be loaded already."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        check_room(tiny("grading.workers=180").experiment.local_processes, None)
+        with pytest.raises(ConfigError, match=r"200 processes are more than ulimit -n, 256, allows; .* ulimit -n 328$"):
+            check_room(tiny("grading.workers=200").experiment.local_processes, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+
+
+def test_what_cannot_be_had_is_refused_with_all_settings():
+    """In `plan` and `train`, before anything is loaded."""
+    with pytest.raises(ConfigError, match=r"learner.processes = 100000 needs 60,000.0 GiB"):
         check_settings(tiny("learner.processes=100000"))
-    with pytest.raises(ConfigError, match=r"3.0 GiB are free; set learner.processes = 5$"):
-        check_room(6, 3 * 2**30)
-    for processes, free in ((5, 3 * 2**30), (1, 0), (100_000, None)):
-        check_room(processes, free)
 
 
 def test_vllm_is_not_put_to_sleep():

@@ -19,6 +19,7 @@ from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.reading import as_json, parse_override, read
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
+    STARTED,
     BudgetConfig,
     CheckpointConfig,
     ClusterConfig,
@@ -94,6 +95,7 @@ class EvaluationConfig:
     None,
     epochs="above 0 and finite",
     max_length="at least 2 tokens",
+    steps="at least 0",
     rollouts_per_step="at least 1",
     max_staleness="0 (synchronous) or more steps",
 )
@@ -235,6 +237,30 @@ class Experiment:
     def prompts_per_step(self) -> int:
         """Prompts asked a step."""
         return self.rollouts_per_step // self.algorithm.num_generations
+
+    @property
+    def local_processes(self) -> dict[str, tuple[int, int, bool]]:
+        """What begins processes on this machine: of each setting its value, their number, and whether they are forks.
+
+        Forks share the libraries of one process. Those of a cluster that is joined are elsewhere.
+        """
+        plan, own, world = self.engine, not self.cluster.address, self.environment
+        is_ray, workers, learners = self.cluster.kind != "none", self.grading.workers, self.learner.processes
+        graders, parts = self.cluster.graders if is_ray else 1, plan.tensor_parallel
+        engines = plan.count * parts if is_ray or parts > 1 or plan.server == STARTED else 0
+        most = 0 if world is None or world.server else world.max_concurrent
+        in_flight = self.rollouts_per_step * (self.staleness_bound + 1)
+        return {
+            "learner.processes": (learners, learners * own * (is_ray or learners > 1), False),
+            f"engine.{'count' if plan.count >= parts else 'tensor_parallel'}": (
+                max(plan.count, parts),
+                engines * own,
+                False,
+            ),
+            "cluster.graders": (graders, graders * own * is_ray, False),
+            "grading.workers": (workers, workers * graders * own, True),
+            "environment.max_concurrent": (most, min(most, in_flight), True),
+        }
 
 
 def steps_of(checkpoint: str) -> int:

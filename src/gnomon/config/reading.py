@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
-from gnomon.core.errors import ConfigError, ModelError, holds, unknown
+from gnomon.core.errors import ConfigError, ModelError, holds, shortened, unknown
 from gnomon.core.sections import ENGINE_KINDS, check_values
 from gnomon.core.tables import canonical, parse_toml
 
@@ -238,12 +238,12 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
             kinds_here = re.findall('"(.*?)"', next(iter(types)))
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
-    if isinstance(value, int | float):
-        check_values(dict([_nested(key, value)]))
     bounds = known_names()["bounds"].get(path, {})
     found = sorted({bound for kind, bound in bounds.items() if kind in ("", kinds.get(at, kind))})
     if found and not any(not bound or holds(bound, value) for bound in found):
-        raise ConfigError(f"{key} must be {' or '.join(found)}, got {value!r}")
+        raise ConfigError(f"{key} must be {' or '.join(found)}, got {shortened(repr(value))}")
+    if isinstance(value, int | float):
+        check_values(dict([_nested(key, value)]))
 
 
 @cache

@@ -30,7 +30,9 @@ Each message says what was wrong, with the value, and what to do. All errors can
 import difflib
 import errno
 import math
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -132,6 +134,8 @@ def refusal_of(error: BaseException) -> OSError | None:
     """
     if isinstance(error, MemoryError):
         return OSError(errno.ENOMEM, str(error))
+    if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
+        return _refused_temporary(error)
     if isinstance(error, OSError) and error.errno is not None:
         return error if error.errno in LIMITS else None
     for pattern, number in _AS_TEXT:
@@ -139,6 +143,16 @@ def refusal_of(error: BaseException) -> OSError | None:
             number = number or int(found[1])
             return OSError(number, str(error)) if number in LIMITS else None
     return None
+
+
+def _refused_temporary(error: OSError) -> OSError:
+    """Return why nothing temporary can be written, which Python leaves out of the error when it looked everywhere."""
+    try:
+        with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/tmp") as probe:
+            probe.write(b"blat")
+    except OSError as why:
+        return OSError(why.errno if why.errno in LIMITS else errno.EROFS, error.strerror)
+    return OSError(errno.ENOSPC, error.strerror)
 
 
 _BOUND = re.compile(

@@ -481,7 +481,7 @@ class DoctorConfig:
 _MOST = {
     "rollouts_per_step": 10**6, "size": 10**7, "samples": 10**5, "count": 10**3, "graders": 10**3, "workers": 10**3,
     "terms": 10**4, "max_concurrent": 10**5, "epochs": 10**4, "minibatches": 10**6, "max_completion_length": 10**8,
-    "processes": 10**5, "steps": 10**12, "tokens": 10**15,
+    "processes": 10**5, "steps": 10**12, "tokens": 10**15, "concurrency": 10**4,
 }  # fmt: skip
 _MOST_REAL = 10**9
 _NO_COUNTS = ("lowest", "highest", "stop_ids", "parameters", "settings", "max_staleness", "chat_template_kwargs")
@@ -563,9 +563,8 @@ def _check_count(key: str, value: int, place: str, is_counted: bool) -> None:
     most = _MOST.get(key, 10**9)
     if value > most:
         raise ConfigError(f"{place} = {_number(value)} is more than {most}, the most that can be meant here")
-    least = 0 if key in _MOST else -most
-    if value < least:
-        raise ConfigError(f"{place} = {_number(value)} is less than {least}, the least that can be meant here")
+    if value < -most:
+        raise ConfigError(f"{place} = {_number(value)} is less than {-most}, the least that can be meant here")
 
 
 def _number(value: int) -> str:

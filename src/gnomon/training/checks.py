@@ -1,7 +1,10 @@
 """What cannot be meant, or is not there, refused in one pass before anything is loaded."""
 
 import importlib.util
+import os
+import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -20,7 +23,11 @@ from gnomon.training.resolve import Resolved
 
 _GIB = 2**30
 _LIBRARIES = 0.6 * _GIB
-"""Bytes that a learner's process takes for its libraries alone (docs/scaling.md)."""
+"""Bytes that a process of a learner, or an actor, takes for its libraries alone (docs/scaling.md)."""
+_FORKED = 4 * 2**20
+"""Bytes that a process which grades, or holds an environment, takes beyond those that it shares."""
+_RESERVED = 64
+"""Open files, or processes, of a run without those that are counted."""
 
 
 def check_settings(resolved: Resolved) -> None:
@@ -31,6 +38,7 @@ def check_settings(resolved: Resolved) -> None:
     """
     _check_greedy(resolved.experiment)
     _check_distributions(resolved.experiment)
+    check_room(resolved.experiment.local_processes, free_memory_bytes())
     check_serving(resolved)
     check_staging(resolved)
 
@@ -215,7 +223,6 @@ def check_staging(resolved: Resolved) -> None:
     recipe = resolved.learner_spec
     if experiment.cluster.kind == "none":
         recipe.check()
-        check_room(experiment.learner.processes, free_memory_bytes())
         return
     device = resolved.device
     recipe.check_cut(device)
@@ -234,21 +241,33 @@ def check_staging(resolved: Resolved) -> None:
     cluster_room().check(resolved)
 
 
-def check_room(processes: int, free: int | None) -> None:
-    """Refuse more learner processes than the machine's memory holds without a model.
+def check_room(started: Mapping[str, tuple[int, int, bool]], free: int | None) -> None:
+    """Refuse more processes on this machine than its memory, or the limits of its user, hold without a model.
 
     Args:
-        processes: Learner processes on this machine; one is the run's own.
+        started: `Experiment.local_processes`.
         free: Free memory, bytes; None where it is not known.
 
     Raises:
-        ConfigError: Their libraries alone take more than is free.
+        ConfigError: Their libraries alone take more than is free, or more are started than may be.
     """
-    if free is not None and processes > 1 and processes * _LIBRARIES > free:
+    sizes = {name: number * (_FORKED if forked else _LIBRARIES) for name, (_, number, forked) in started.items()}
+    largest, needed = max(sizes, key=lambda name: sizes[name]), sum(sizes.values())
+    value, own = started[largest][0], sizes[largest]
+    if free is not None and needed > free:
         raise ConfigError(
-            f"learner.processes = {processes} needs {processes * _LIBRARIES / _GIB:,.1f} GiB for libraries alone, "
-            f"and {free / _GIB:.1f} GiB are free; set learner.processes = {max(1, int(free // _LIBRARIES))}"
+            f"{largest} = {value} needs {own / _GIB:,.1f} GiB for libraries alone, and {free / _GIB:.1f} GiB are free; "
+            f"set {largest} = {max(1, int(value * (free - needed + own) / own))}"
         )
+    number = sum(each for _, each, _ in started.values())
+    for kind, limit in ((resource.RLIMIT_NOFILE, "-n"), (resource.RLIMIT_NPROC, "-u")):
+        most = resource.getrlimit(kind)[0]
+        is_bound = most != resource.RLIM_INFINITY and (limit == "-n" or os.geteuid() != 0)
+        if is_bound and number > _RESERVED and number + _RESERVED > most:
+            raise ConfigError(
+                f"{largest} = {value}: {number} processes are more than ulimit {limit}, {most}, allows; set {largest} "
+                f"lower, or type: ulimit {limit} {number + 2 * _RESERVED}"
+            )
 
 
 def _check_broadcast(resolved: Resolved, device: torch.device) -> None:
