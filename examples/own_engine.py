@@ -16,7 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gnomon.core.errors import EngineError
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.rng import uniforms
@@ -55,6 +55,8 @@ class Generate:
         """Return an answer for each key; rows of a prompt are computed together."""
         self._check_open()
         self._limits.check(prompt, sampling.max_completion_length)
+        if sampling.grammar.is_set:  # gnomon.engines.grammar would say which tokens may come next
+            raise ConfigError("this engine applies no grammar; leave sampling.grammar out")
         parts = [list(keys[n : n + self._max_concurrent]) for n in range(0, len(keys), self._max_concurrent)]
         return [done for part in parts for done in await asyncio.to_thread(self._answer, prompt, part, sampling)]
 

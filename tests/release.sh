@@ -54,6 +54,7 @@ use() {
 	math) echo "import math_verify" ;;
 	lora) echo "import gnomon; gnomon.train('tiny', steps=1, lora={'rank': 4}, rollouts_per_step=16)" ;;
 	tables) echo "import datasets, gnomon; rows = datasets.Dataset.from_list([{'prompt': f'{a}+{b}=', 'answer': str(a + b)} for a in range(5) for b in range(5)]); gnomon.train(model='tiny', dataset=rows, rewards=['exact'], steps=1, rollouts_per_step=16, max_completion_length=3)" ;;
+	grammar) echo "import gnomon; gnomon.train('tiny', steps=1, rollouts_per_step=16, sampling={'grammar': {'regex': '[0-9]{1,2}'}})" ;;
 	default-model) echo "import gguf" ;;
 	tensorboard) echo "import gnomon; gnomon.train('tiny', steps=1, rollouts_per_step=16, records={'sinks': ['tensorboard']})" ;;
 	watch) echo "import textual" ;;
@@ -62,7 +63,7 @@ use() {
 	esac
 }
 
-[ $# -gt 0 ] || set -- tasks math lora tables default-model tensorboard watch notebook cluster
+[ $# -gt 0 ] || set -- tasks math lora tables grammar default-model tensorboard watch notebook cluster
 core=$("$work/core-whl/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 for extra in "$@"; do
 	say "gnomon[$extra]"

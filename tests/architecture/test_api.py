@@ -57,7 +57,7 @@ def test_core_dependencies_are_few():
 def test_every_extra_is_there():
     """What the documentation tells people to install exists."""
     trackers = {"tensorboard", "wandb", "trackio", "mlflow", "swanlab"}
-    rooms = {"tasks", "math", "lora", "tables", "default-model", "vllm", "watch", "notebook", "cluster"}
+    rooms = {"tasks", "math", "lora", "tables", "grammar", "default-model", "vllm", "watch", "notebook", "cluster"}
 
     assert set(PROJECT["optional-dependencies"]) == trackers | rooms | {"all", "dev", "docs"}
 

@@ -35,6 +35,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "ray": ("gnomon.cluster",),
     "grpc": ("gnomon.cluster",),
     "vllm": ("gnomon.engines",),
+    "llguidance": ("gnomon.engines.grammar",),
     "textual": ("gnomon.insight",),
     "torch.distributed": ("gnomon.learner.mesh",),
 }

@@ -251,7 +251,7 @@ def test_an_engine_that_draws_by_a_number_of_its_own_is_told_of(tmp_path: Path, 
     async def body() -> str | None:
         pool = made(tmp_path, kind)
         await pool.load(trial_snapshot(0))
-        said = await try_own(kind, pool, [256, 50, 43], 1.0, 0.25)
+        said = await try_own(kind, pool, [256, 50, 43], Sampling(), 0.25)
         await pool.close()
         return said
 

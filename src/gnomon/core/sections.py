@@ -1,10 +1,12 @@
 """The small sections of an experiment: plain values, each checked when it is made."""
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, bounded, shortened
@@ -18,6 +20,81 @@ _DRAWN = {
     "temperature": "0 (greedy) or more, and finite", "top_p": "in (0, 1]", "top_k": "0 (every token) or more",
     "min_p": "in [0, 1)", "max_completion_length": "at least 1 token",
 }  # fmt: skip
+
+
+_LONGEST_GRAMMAR = 1 << 20
+
+
+@dataclass(frozen=True)
+class GrammarConfig:
+    r"""What every answer obeys: a JSON schema or a regular expression, or nothing.
+
+    Attributes:
+        schema: JSON schema as a table, as JSON text, or the path of a file that has it. A run's record has its text.
+        regex: Regular expression of the whole answer, in the syntax of Rust (no look-around and no anchors; \d is any
+            digit of Unicode).
+
+    Raises:
+        ConfigError: Both are given, one is empty or too long, or a file cannot be read or is no JSON.
+
+    >>> GrammarConfig(schema={"type": "integer"}).schema
+    '{"type": "integer"}'
+    """
+
+    schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema is not None and self.regex is not None:
+            raise ConfigError("sampling.grammar has a schema and a regex, and an answer obeys one of them; remove one")
+        if self.schema is not None:
+            object.__setattr__(self, "schema", _schema_text(self.schema))
+        if self.regex is not None and not 0 < len(self.regex) <= _LONGEST_GRAMMAR:
+            raise ConfigError(
+                f"sampling.grammar.regex has {len(self.regex):,} characters; it may have from 1 to {_LONGEST_GRAMMAR:,}"
+            )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether answers obey anything."""
+        return self.schema is not None or self.regex is not None
+
+    @property
+    def words(self) -> str:
+        """What answers are: "JSON of the schema ..." or "text of the expression ...".
+
+        >>> GrammarConfig(regex="[0-9]+").words
+        "text of the expression '[0-9]+'"
+        """
+        if self.schema is not None:
+            return f"JSON of the schema {shortened(str(self.schema))}"
+        return "free" if self.regex is None else f"text of the expression {shortened(repr(self.regex))}"
+
+
+def _schema_text(schema: str | dict[str, Any]) -> str:
+    """Return a JSON schema as JSON, of a table, a text or a file."""
+    if isinstance(schema, dict):
+        return json.dumps(schema, ensure_ascii=False)
+    text, place = schema, "sampling.grammar.schema"
+    if not schema.lstrip().startswith("{"):
+        place = f"{place} = {schema!r}"
+        try:
+            text = Path(schema).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{place} cannot be read ({error}); write the path of a JSON file, or the schema"
+            ) from error
+    if len(text) > _LONGEST_GRAMMAR:
+        raise ConfigError(f"{shortened(place)} has {len(text):,} characters; it may have {_LONGEST_GRAMMAR:,}")
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{shortened(place)} is no JSON ({error}); correct it") from error
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f'{place} is {shortened(text.strip())}, which is no table; write one, such as {{"type": "object"}}'
+        )
+    return text
 
 
 @dataclass(frozen=True)
@@ -37,6 +114,8 @@ class SamplingConfig:
             one that completes a text are trained.
         include_stop: Whether rewards and environments see the text that ended an answer; they see what is before it
             otherwise.
+        grammar: What every answer of the policy obeys, such as {schema = "answer.json"} or {regex = "[0-9]+"}. Needs
+            llguidance (pip install 'gnomon[grammar]').
 
     Raises:
         ConfigError: A number is out of range; a stop text is empty, too long, or there are too many.
@@ -50,11 +129,14 @@ class SamplingConfig:
     stop_ids: tuple[int, ...] = ()
     stop: str | tuple[str, ...] = ()
     include_stop: bool = False
+    grammar: GrammarConfig = GrammarConfig()
 
     def __post_init__(self) -> None:
         _check_stop("sampling.stop", self.stop)
         if not isinstance(self.stop, str):  # a list of a file or a caller, where settings are compared and hashed
             object.__setattr__(self, "stop", tuple(self.stop))
+        if isinstance(self.grammar, Mapping):  # of a record, or of a caller of another process
+            object.__setattr__(self, "grammar", GrammarConfig(**self.grammar))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -97,6 +179,7 @@ class EvalSampling:
         max_completion_length: Most tokens of an answer; none takes that of ``sampling``.
         stop: Texts that end an answer, [] for none at all; none takes those of ``sampling``.
         include_stop: Whether rewards see the text that ended an answer; none does as ``sampling``.
+        grammar: What answers obey, {} for nothing; none takes that of ``sampling``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -109,6 +192,7 @@ class EvalSampling:
     max_completion_length: int | None = None
     stop: str | tuple[str, ...] | None = None
     include_stop: bool | None = None
+    grammar: GrammarConfig | None = None
 
     def __post_init__(self) -> None:
         _check_stop("evaluation.sampling.stop", self.stop or ())
@@ -141,6 +225,8 @@ class EvalSampling:
         said.append(most + self._origin("max_completion_length"))
         if ends := SamplingConfig(stop=drawn["stop"]).stop_strings:
             said.append(f"until {' or '.join(map(repr, ends))}{self._origin('stop')}")
+        if drawn["grammar"].is_set:
+            said.append(f"{drawn['grammar'].words}{self._origin('grammar')}")
         return ", ".join(said)
 
     def _origin(self, name: str) -> str:

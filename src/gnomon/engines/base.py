@@ -21,7 +21,7 @@ class Sampling(SamplingConfig):
         record_routing: Return which experts a mixture model chose, as ``Completion.routing``; nothing for a dense one.
         top_logprobs: Return that many of the likeliest tokens at each position, as ``Completion.top``; 0 returns all of
             the vocabulary, None nothing.
-        tokenizer: Folder or name of the model whose tokens spell ``stop``; needed for that alone.
+        tokenizer: Folder or name of the model whose tokens spell ``stop`` and ``grammar``; needed for these alone.
         trust_remote_code: Whether the code in that model's folder may run.
     """
 

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from gnomon.core.errors import EngineError
 from gnomon.core.types import Completion, StopReason, TopLogprobs
 from gnomon.engines.base import Sampling
+from gnomon.engines.grammar import Grammar, GrammarState, draw_under
 from gnomon.engines.rng import uniforms
-from gnomon.engines.sampler import Draws, draw, likeliest
+from gnomon.engines.sampler import Draws, likeliest
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.decoder import Decoder, Prompt
 
@@ -27,9 +29,10 @@ class Request:
         is_wanted: Whether a caller still waits.
         completions: Finished completions by position among the keys.
         stops: What ends rows besides stop tokens and the budget.
+        grammar: What rows obey.
 
     Raises:
-        ConfigError: Stop strings come without a tokenizer.
+        ConfigError: Stop strings or a grammar come without a tokenizer, or the grammar cannot be used.
     """
 
     prompt: Prompt
@@ -38,9 +41,10 @@ class Request:
     is_wanted: Callable[[], bool]
     completions: dict[int, Completion] = field(default_factory=dict)
     stops: StopStrings | None = field(init=False)
+    grammar: Grammar | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stops = StopStrings.of(self.sampling)
+        self.stops, self.grammar = StopStrings.of(self.sampling), Grammar.of(self.sampling)
 
 
 @dataclass(eq=False)
@@ -61,6 +65,11 @@ class BatchRow:
     oldest_version: int = 0
     experts: Tensor | None = None
     likeliest: list[TopLogprobs] = field(default_factory=list)
+
+    @cached_property
+    def grammar(self) -> GrammarState | None:
+        """Where it stands in the request's grammar."""
+        return None if self.request.grammar is None else self.request.grammar.begin()
 
     @property
     def latest(self) -> int:
@@ -178,16 +187,22 @@ class Batcher:
         groups: dict[tuple[float, ...], list[int]] = {}
         for slot, row in enumerate(self._active):
             s = row.request.sampling  # answers of a conversation have different budgets, and are drawn alike
-            groups.setdefault((s.temperature, s.top_p, s.top_k, s.min_p), []).append(slot)
+            groups.setdefault((s.temperature, s.top_p, s.top_k, s.min_p, s.grammar.is_set), []).append(slot)
         if len(groups) == 1:
-            return draw(logits, u, self._active[0].request.sampling)
+            return self._draw_alike(logits, u, self._active)
         tokens, own, full = torch.zeros(len(u), dtype=torch.long), torch.zeros(len(u)), torch.zeros(len(u))
         for slots in groups.values():
             where = torch.tensor(slots)
-            drawn = draw(logits[where.to(logits.device)], u[where], self._active[slots[0]].request.sampling)
+            rows = [self._active[slot] for slot in slots]
+            drawn = self._draw_alike(logits[where.to(logits.device)], u[where], rows)
             tokens[where], own[where] = drawn.tokens.cpu(), drawn.logprobs.cpu()
             full[where] = drawn.full_logprobs.cpu()
         return Draws(tokens, own, full)
+
+    def _draw_alike(self, logits: Tensor, u: Tensor, rows: Sequence[BatchRow]) -> Draws:
+        return draw_under(
+            [row.grammar for row in rows], [row.tokens for row in rows], logits, u, rows[0].request.sampling
+        )
 
     def _note_likeliest(self, logits: Tensor) -> None:
         """Keep the likeliest tokens for rows that ask for them; those with equal settings together."""

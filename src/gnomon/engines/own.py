@@ -6,6 +6,7 @@ import math
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,14 +138,14 @@ class _InThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
 
-async def try_own(kind: str, engines: EnginePool, prompt: Sequence[int], temperature: float, nats: float) -> str | None:
+async def try_own(kind: str, engines: EnginePool, prompt: Sequence[int], asked: Sampling, nats: float) -> str | None:
     """Hold the draws of engines of the user's own against their scores.
 
     Args:
         kind: Their ``engine.kind``, for messages.
         engines: All of them, which hold the weights that they answer with.
         prompt: Token ids of any text.
-        temperature: Of the run's sampling, above 0.
+        asked: The run's sampling.
         nats: What `generate` and `score` may differ by for a token, in the mean.
 
     Returns:
@@ -154,7 +155,13 @@ async def try_own(kind: str, engines: EnginePool, prompt: Sequence[int], tempera
         ConfigError: An engine's draws are not of the distribution that it says; the message has the protocol's line.
         EngineError: No engine is left.
     """
-    for name, fault in (await engines.each(lambda e: fault_of_draws(e, prompt, temperature, nats))).items():
+    temperature = asked.temperature or 1.0
+
+    async def fault_of(engine: Engine) -> str | None:
+        fault = await fault_of_draws(engine, prompt, temperature, nats)
+        return fault or (await fault_of_grammar(engine, prompt, asked) if asked.grammar.is_set else None)
+
+    for name, fault in (await engines.each(fault_of)).items():
         if fault is not None:
             raise ConfigError(f"engine.kind = '{kind}', tried before training ({name}): {fault}; {_line('generate')}")
     sampling = Sampling(temperature=temperature, max_completion_length=1)
@@ -224,6 +231,18 @@ async def fault_of_draws(
                 "was asked for, by its own score of their tokens"
             )
     return None
+
+
+async def fault_of_grammar(engine: Engine, prompt: Sequence[int], asked: Sampling) -> str | None:
+    """Return how an engine's answers break ``asked.grammar``; None where they obey it.
+
+    Raises:
+        ConfigError: It refuses the grammar.
+    """
+    sampling = replace(asked, max_completion_length=_TRIAL_TOKENS, record_routing=False, top_logprobs=None)
+    drawn = await engine.generate(prompt, range(_TRIAL_KEYS), sampling)
+    fault = CompletionValidator(_TRIAL_KEYS, sampling, None, {engine.version}).fault(drawn)
+    return None if fault is None else f"generate returns {fault}"
 
 
 def _few(values: Sequence[float]) -> str:

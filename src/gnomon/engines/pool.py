@@ -14,6 +14,7 @@ from gnomon.core.metrics import Last, Measure, Metrics, Sum
 from gnomon.core.threads import elsewhere
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling, SleepingEngine
+from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
@@ -77,6 +78,10 @@ class CompletionValidator:
         ended = None if stops is None else stops.first(tokens)
         if ended is not None and ended + 1 < len(tokens):
             return f"{len(tokens)} tokens, though the first {ended + 1} complete a stop string (sampling.stop)"
+        grammar = Grammar.of(self.sampling)
+        obeyed = len(tokens) if grammar is None else grammar.obeyed(tokens)
+        if obeyed < len(tokens):
+            return f"token {tokens[obeyed]} at place {obeyed + 1}, which sampling.grammar does not allow there"
         said = self._of_stop(completion, ended is not None)
         if said is not None:
             return said

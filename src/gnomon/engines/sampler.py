@@ -1,7 +1,7 @@
 """Draw one token a row from logits, by inverse transform of given uniforms."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class Draws:
     """What was drawn, one entry a row.
 
     tokens Int[R]; logprobs Float[R] under the distribution sampled from (tempered, truncated, renormalized);
-    full_logprobs Float[R] under the tempered one without truncation. The two are one tensor without truncation.
+    full_logprobs Float[R] under the tempered one without truncation and grammar. Without both, they are one tensor.
     """
 
     tokens: Tensor
@@ -74,6 +74,24 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
     tokens, kept_total = _invert(truncate(shifted, masses, sampling), uniforms)
     chosen = _tempered(wide, largest, tokens, sampling)
     return Draws(tokens, chosen - kept_total.log(), chosen - masses.sum(dim=-1).log())
+
+
+def draw_allowed(logits: Tensor, uniforms: Tensor, sampling: Sampling, allowed: Tensor) -> Draws:
+    """Return one token a row of those that a grammar allows, of which top-k, top-p and min-p then take their share.
+
+    At temperature 0 both log-probabilities are those of `draw`, without the grammar.
+
+    Args:
+        logits: Float[R V], as in `draw`.
+        uniforms: Float64[R], as in `draw`.
+        allowed: Bool[R V], one at least in each row.
+    """
+    left = draw(torch.where(allowed.to(logits.device), logits, -math.inf), uniforms, sampling)
+    # Any token and its log-probability give the sum over the vocabulary, which `draw` makes in one pass.
+    whole = draw(logits, uniforms, replace(sampling, top_p=1.0, top_k=0, min_p=0.0))
+    chosen, other = (logits.gather(1, drawn.tokens[:, None])[:, 0].float() for drawn in (left, whole))
+    full = whole.full_logprobs + (chosen - other) / (sampling.temperature or 1.0)
+    return Draws(left.tokens, full if sampling.is_greedy else left.logprobs, full)
 
 
 def likeliest(logits: Tensor, sampling: Sampling) -> TopLogprobs:

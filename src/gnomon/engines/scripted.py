@@ -49,8 +49,14 @@ class ScriptedEngine:
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """Return one completion per key, in the order of ``keys``."""
+        """Return one completion per key, in the order of ``keys``.
+
+        Raises:
+            ConfigError: Prompt and budget exceed the context, or a grammar is asked for.
+        """
         self._check_open()
+        if sampling.grammar.is_set:
+            raise ConfigError("a scripted engine says what its script says, and sampling.grammar is set; leave it out")
         whole = len(prompt) + sampling.max_completion_length
         if self.context_length is not None and whole > self.context_length:
             raise ConfigError(

@@ -10,6 +10,7 @@ A test of an engine of one's own, with the model that `trial_model` writes:
 import asyncio
 import functools
 import math
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from gnomon.algorithms.piece_trial import loss_and_gradient, make_batch, try_pieces
 from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.sections import GrammarConfig
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.own import fault_of_draws
@@ -131,6 +133,25 @@ async def ends_at_the_token_that_completes_a_stop_string(engine: Engine) -> None
     _hold("some answers end by a stop string", {end is None for end in ends}, {True, False})
 
 
+async def applies_a_grammar_or_refuses(engine: Engine) -> None:
+    """Answers obey `Sampling.grammar`, with both log-probabilities; an engine that cannot raises ConfigError."""
+    grammar = GrammarConfig(regex="(ab|[0-9]{2,6})")
+    sampling = replace(_SAMPLING, grammar=grammar, tokenizer=trial_model(), temperature=0.9)
+    try:
+        found = await engine.generate(_PROMPT, range(16), sampling)
+    except ConfigError as error:
+        _hold("the message has 'grammar'", "grammar" in str(error), True)
+        return
+    for done in found:
+        said = bytes(token for token in done.tokens if token < 256).decode()
+        _hold("an answer obeys the grammar", (done.stop, bool(re.fullmatch(str(grammar.regex), said))), ("stop", True))
+        scores = await engine.score(_PROMPT, done.tokens, 0.9)
+        _hold("full_logprobs are those without the grammar", _gap(scores, done.full_logprobs) <= 1e-5, True)
+        lower = [p for p, q in zip(done.logprobs, done.full_logprobs, strict=True) if p < q - 1e-5]
+        _hold("logprobs are those under the grammar, which are no lower", lower, [])
+    _hold("answers differ", len({done.tokens for done in found}) > 1, True)
+
+
 def _within(texts: Sequence[str], length: int) -> str:
     """Return the first text of that length in the middle of an answer, over as many tokens."""
     spans = (text[start : start + length] for text in texts for start in range(2, len(text) - length))
@@ -231,6 +252,7 @@ ENGINE_PROMISES: tuple[Promise, ...] = (
     tokens_and_logprobs_belong_together,
     ends_at_its_first_stop_token_or_at_the_budget,
     ends_at_the_token_that_completes_a_stop_string,
+    applies_a_grammar_or_refuses,
     versions_are_those_of_the_loaded_weights,
     prompt_and_budget_must_fit_the_context,
     a_closed_engine_refuses,

@@ -244,15 +244,13 @@ async def _try_engines(session: TrainingContext, engines: EnginePool, learner: L
             nats = await publish_halved(engines, learner, size, sent)
         except WeightSyncError as error:
             raise ConfigError(f"engine.kind = '{experiment.engine.kind}', tried before training: {error}") from error
-        await _try_draws(experiment, engines, size, session.console, nats)
+        await _try_draws(session.asked, experiment.engine.kind, engines, session.console, nats)
 
 
 async def _try_draws(
-    experiment: Experiment, engines: EnginePool, vocabulary_size: int, console: Console, nats: float = TRIAL_NATS
+    asked: TrainingData, kind: str, engines: EnginePool, console: Console, nats: float = TRIAL_NATS
 ) -> None:
-    note = await try_own(
-        experiment.engine.kind, engines, canary(vocabulary_size)[:4], experiment.sampling.temperature or 1.0, nats
-    )
+    note = await try_own(kind, engines, canary(asked.tokenizer.vocab_size)[:4], asked.sampling, nats)
     if note is not None:
         console.warn(note)
 
@@ -288,7 +286,7 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
                     engine = await elsewhere(partial(serve_alone, resolved, console.warn))
                 stack.push_async_callback(engine.close)
                 if experiment.engine.is_own:
-                    await _try_draws(experiment, engine, asked.tokenizer.vocab_size, console)
+                    await _try_draws(asked, experiment.engine.kind, engine, console)
                 rollouter = await _rollouter(experiment, asked, engine, judge, stack)
             if experiment.algorithm.is_supervised:
                 with console.phase(f"loading {experiment.model}"):

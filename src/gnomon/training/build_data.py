@@ -19,6 +19,7 @@ from gnomon.core.progress import counted, working
 from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
+from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
 from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
@@ -135,7 +136,8 @@ class TrainingData:
         ends = " or ".join(map(repr, self.sampling.stop_strings))
         seen = "with that" if self.sampling.include_stop else "before that (sampling.include_stop = true shows it too)"
         stops = f"an answer ends at {ends}, and rewards see the text {seen}" if ends else ""
-        return tuple(said for said in (self.split.repeated, self.untried, stops, *model, *endless) if said)
+        obeys = f"answers are {self.sampling.grammar.words}" if self.sampling.grammar.is_set else ""
+        return tuple(said for said in (self.split.repeated, self.untried, stops, obeys, *model, *endless) if said)
 
 
 def questions(experiment: Experiment) -> TrainingData:
@@ -365,6 +367,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
         how = asked.sampling.over(plan.sampling)
         sampling = replace(sampling_of(experiment, tokenizer), **how.given, record_routing=False, top_logprobs=None)
         check_stop_strings(sampling, tokenizer)
+        Grammar.of(sampling)
         judged = grading if not split.sets else judged_by(experiment, asked, grading)
         if judged is None:
             raise ConfigError(
@@ -399,13 +402,15 @@ def sampling_of(experiment: Experiment, tokenizer: Tokenizer) -> Sampling:
         raise ConfigError(f"sampling.stop_ids {beyond} are outside the vocabulary of {tokenizer.vocab_size}")
     check_stop_strings(plan, tokenizer)
     folder = Path(experiment.model)
-    return Sampling(
+    sampling = Sampling(
         **{**vars(plan), "stop_ids": tuple(dict.fromkeys((*tokenizer.stop_ids, *plan.stop_ids)))},
         record_routing=experiment.algorithm.routing == "behavior",
         tokenizer=str(real_path(folder)) if folder.is_dir() else experiment.model,
         trust_remote_code=experiment.trust_remote_code,
         top_logprobs=experiment.algorithm.top_logprobs,
     )
+    Grammar.of(sampling)
+    return sampling
 
 
 def grading_of(experiment: Experiment) -> Grading | None:

@@ -80,6 +80,7 @@ def _check_distributions(experiment: Experiment) -> None:
         "temperature": not plan.temperature,
     }
     said = [f"sampling.{name} = {getattr(plan, name):g}" for name, is_cut in cut.items() if is_cut]
+    said += ["sampling.grammar"] if plan.grammar.is_set else []
     if experiment.engine.kind == "vllm":
         why = "gnomon's vLLM engines return the log-probability of the drawn token alone; set engine.kind = 'local'"
     elif said:

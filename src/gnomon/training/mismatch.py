@@ -40,7 +40,7 @@ class DecomposedMismatch:
     Log-probabilities of a token, each differing from the next in one thing, and what the difference is called:
 
         behavior         of the engine that sampled, as it sampled
-                           truncation: top-p, top-k, min-p
+                           truncation: top-p, top-k, min-p, a grammar
         full_behavior    without truncation
                            staleness: weights moved since
         engine           with the weights that it holds now

@@ -113,7 +113,9 @@ class EngineMismatch:
 
 _MISMATCH_ADVICE = {
     "staleness": ('lower max_staleness, or max_staleness = "measured"', "lower learner.optimizer.learning_rate"),
-    "truncation": ("sampling.top_p = 1, sampling.top_k = 0 and sampling.min_p = 0: sample what is trained",),
+    "truncation": (
+        "sampling.top_p = 1, sampling.top_k = 0, sampling.min_p = 0 and no sampling.grammar: sample what is trained",
+    ),
     "engine": ('engine.kind = "local", or another version of the engine', 'learner.precision = "fp32", to compare'),
     "precision": ('engine.rounding = "none"', 'engine.rounding = "fp8" in place of "int4"'),
 }

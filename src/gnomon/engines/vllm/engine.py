@@ -21,6 +21,7 @@ from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import EngineConfig
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.grammar import Grammar
 from gnomon.engines.thread import LoadRequest, PendingCall
 from gnomon.engines.vllm.client import VllmServerEngine, check_address
 from gnomon.engines.vllm.engine_thread import ThreadCall, Transfer, VllmThread
@@ -192,6 +193,7 @@ class VllmEngine:
             raise ConfigError(fault)
         self._check_open()
         self._thread.reach.check(prompt, sampling.max_completion_length)
+        Grammar.of(sampling)  # refused here, and not among vLLM's rows
         if not keys:
             return []
         waiter = PendingCall.here()

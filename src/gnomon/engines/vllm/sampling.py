@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnomon.core.sections import SamplingConfig
 from gnomon.engines.base import Sampling
-from gnomon.engines.sampler import draw
+from gnomon.engines.grammar import Grammar, GrammarState, draw_under
 
 ROW = "gnomon_row"
 """Under this name a request of vLLM carries its `SamplingRow`."""
@@ -29,6 +29,7 @@ def native_fault(sampling: SamplingConfig, key: str = "sampling") -> str | None:
     """
     cut = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     said = [f"{key}.{name} = {getattr(sampling, name):g}" for name, is_cut in cut.items() if is_cut]
+    said += [f"{key}.grammar"] if sampling.grammar.is_set else []
     if said:
         why = f"says no log-probability without {', '.join(said)} beside the one with it"
     elif 0 < sampling.temperature < _LEAST_TEMPERATURE:
@@ -56,6 +57,12 @@ class SamplingRow:
     name: str = ""
     logprobs: dict[int, float] = field(default_factory=dict)
     full_logprobs: dict[int, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def grammar(self) -> GrammarState | None:
+        """Where the row stands in its grammar, in the process that draws."""
+        made = Grammar.of(self.sampling)
+        return None if made is None else made.begin()
 
 
 @functools.cache
@@ -144,7 +151,8 @@ def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> No
             own = full = scaled.gather(1, tokens.to(logits.device)[:, None])[:, 0]
         else:
             u = torch.tensor([rows[i][0].uniforms[p] for i, p in zip(where, places, strict=True)], dtype=torch.float64)
-            drawn = draw(logits[cut], u, sampling)
+            states, said = [rows[i][0].grammar for i in where], [rows[i][1] for i in where]
+            drawn = draw_under(states, said, logits[cut], u, sampling)
             tokens, own, full = drawn.tokens, drawn.logprobs, drawn.full_logprobs
         for i, place, p, q in zip(where, places, own.tolist(), full.tolist(), strict=True):
             rows[i][0].logprobs[place], rows[i][0].full_logprobs[place] = p, q

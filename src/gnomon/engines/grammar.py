@@ -1,0 +1,233 @@
+"""Answers that obey a JSON schema or a regular expression: which tokens may come next.
+
+llguidance works the tokens out, by an Earley parser over a prefix tree of the vocabulary's bytes.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gnomon.core.errors import ConfigError, EngineError, shortened
+from gnomon.core.optional import import_optional
+from gnomon.core.sections import GrammarConfig
+from gnomon.engines.base import Sampling
+from gnomon.engines.sampler import Draws, draw, draw_allowed
+from gnomon.models.load import load_tokenizer
+from gnomon.models.tokenizer import TokenBytes, Tokenizer
+
+_WHITE_SPACE = r"[ ]?|\n[ \t]{0,32}"
+"""White space that JSON may have between its parts. Without a bound a model can fill its answer with it."""
+_TRIALS, _TRIAL_TOKENS = 4, 64
+
+
+@dataclass(eq=False)
+class GrammarState:
+    """Where one answer stands in its grammar."""
+
+    matcher: Any
+    _seen: int = 0
+
+    def fill(self, tokens: Sequence[int], words: NDArray[np.int32]) -> None:
+        """Set the bit of each token that may follow ``tokens``, which an answer has so far.
+
+        Args:
+            words: Int32[ceil(V / 32)]; bit i of word w is token 32 w + i.
+
+        Raises:
+            EngineError: No token may, or the grammar is too complex here.
+        """
+        if self._seen > len(tokens):  # vLLM computes a position again
+            self.matcher.rollback(self._seen - len(tokens))
+        else:
+            self.matcher.consume_tokens(list(tokens[self._seen :]))
+        self._seen = len(tokens)
+        self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self.matcher.is_error() or not words.any():
+            why = (
+                shortened(self.matcher.get_error().partition("\n")[0])
+                or "no token of the model spells what would have to follow"
+            )
+            raise EngineError(f"sampling.grammar ends in nothing after {len(tokens)} tokens of an answer: {why}")
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A grammar as the tokens of one model spell it.
+
+    An answer ends where the grammar is satisfied, by one of ``stop_ids``, which are allowed there and nowhere else, or
+    at its budget or a stop string, wherever it is then. Control tokens are never allowed.
+
+    Attributes:
+        start: The matcher at the beginning of an answer.
+        words: Words of a mask.
+    """
+
+    start: Any = field(repr=False)
+    words: int
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Self | None:
+        """Return that of ``sampling``, None where it has none; compiled once a process.
+
+        Raises:
+            ConfigError: llguidance or the tokenizer's name is missing, the grammar is invalid, or nothing satisfies it.
+            ModelError: There is no such tokenizer.
+        """
+        if not sampling.grammar.is_set:
+            return None
+        if not sampling.tokenizer:
+            raise ConfigError(
+                "sampling.grammar needs the model whose tokens spell it; set Sampling(tokenizer=FOLDER) to the model's "
+                "folder or name"
+            )
+        named = sampling.tokenizer, sampling.trust_remote_code
+        return cls(*_compiled(sampling.grammar, *named, tuple(sampling.stop_ids)))
+
+    def begin(self) -> GrammarState:
+        """Return the state of an answer without a token."""
+        return GrammarState(self.start.deep_copy())
+
+    def obeyed(self, tokens: Sequence[int]) -> int:
+        """Return how many of an answer's tokens the grammar allows, from the first one on."""
+        return int(self.start.deep_copy().validate_tokens(list(tokens)))
+
+
+def draw_under(
+    states: Sequence[GrammarState | None],
+    answers: Sequence[Sequence[int]],
+    logits: Tensor,
+    uniforms: Tensor,
+    sampling: Sampling,
+) -> Draws:
+    """Return the next token of each answer: `draw`, or `draw_allowed` where the answers have a grammar.
+
+    Args:
+        states: One for each answer, or None for all.
+        answers: The tokens of each so far.
+        logits: Float[R V], as in `draw`.
+        uniforms: Float64[R], as in `draw`.
+        sampling: That of all of them.
+    """
+    known = [state for state in states if state is not None]
+    if not known:
+        return draw(logits, uniforms, sampling)
+    return draw_allowed(logits, uniforms, sampling, allowed_tokens(known, answers, logits.shape[1]))
+
+
+def allowed_tokens(states: Sequence[GrammarState], answers: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Return Bool[R V]: whether each token may come next in each of R answers.
+
+    Args:
+        states: One for each answer; they are brought to its end.
+        answers: The tokens of each so far.
+        width: V, that of the logits.
+    """
+    words = np.zeros((len(states), -(-width // 32)), dtype=np.int32)
+    for state, tokens, row in zip(states, answers, words, strict=True):
+        state.fill(tokens, row)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=width, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    grammar: GrammarConfig, model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]
+) -> tuple[Any, int]:
+    """Return the matcher at the beginning of an answer, tried, and the words of its masks."""
+    library = import_optional("llguidance", "grammar", "sampling.grammar")
+    tokens, width = _vocabulary(model, trust_remote_code, stop_ids)
+    key, text = ("schema", grammar.schema) if grammar.schema else ("regex", grammar.regex)
+    said = f"sampling.grammar.{key} = {shortened(repr(text))}"
+    try:
+        if grammar.schema:
+            source = library.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITE_SPACE})
+        else:
+            source = library.LLMatcher.grammar_from_regex(text)
+    except ValueError as error:
+        raise ConfigError(f"{said}: {error}") from error
+    start = library.LLMatcher(tokens, source, log_level=0, limits=library.LLParserLimits(verbose_errors=False))
+    if start.is_error():
+        lines = [line.strip() for line in start.get_error().splitlines() if line.strip()]
+        why = next((line for line in lines if line.startswith("error:")), lines[0])
+        raise ConfigError(f"{said} cannot be used: {shortened(why.removeprefix('error: '), 160)}")
+    first = start.deep_copy()
+    first.compute_bitmask()
+    if first.is_stopped():
+        raise ConfigError(f"{said}: no answer satisfies it but an empty one; leave it out, or correct it")
+    words = -(-width // 32)
+    _try(start, words, stop_ids, said)
+    return start, words
+
+
+def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
+    """Draw a few answers, all allowed tokens alike.
+
+    Raises:
+        ConfigError: One ends in nothing.
+    """
+    for seed in range(_TRIALS):
+        random, state, answer = np.random.default_rng(seed), GrammarState(start.deep_copy()), list[int]()
+        while len(answer) < _TRIAL_TOKENS and not (answer and answer[-1] in stop_ids):
+            row = np.zeros(words, dtype=np.int32)
+            try:
+                state.fill(answer, row)
+            except EngineError as error:
+                raise ConfigError(f"{said}: with this model's tokens {error}") from error
+            answer.append(int(random.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")))))
+
+
+@dataclass(frozen=True)
+class GrammarTokens:
+    """What llguidance asks of a tokenizer: the bytes of each token, and the tokens of a text that has to follow.
+
+    Attributes:
+        tokens: None of an id that is never a part of an answer's text.
+    """
+
+    tokenizer: Tokenizer
+    eos_token_id: int
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    bos_token_id: None = None
+
+    @functools.cached_property
+    def ids(self) -> dict[bytes, int]:
+        """The first token of each spelling."""
+        return {spelled: token for token, spelled in reversed([*enumerate(self.tokens)]) if spelled}
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the model's own tokens of a text; the longest ones that fit where these would spell another."""
+        own = self.tokenizer.encode_plain(text.decode())
+        if b"".join(self.tokens[token] for token in own) == text:
+            return own
+        found, most = list[int](), max(map(len, self.ids))
+        while text:
+            ends = (end for end in range(min(most, len(text)), 0, -1) if text[:end] in self.ids)
+            if (end := next(ends, 0)) == 0:
+                break  # its masks are empty then, which `GrammarState.fill` says
+            found.append(self.ids[text[:end]])
+            text = text[end:]
+        return found
+
+
+@functools.lru_cache(maxsize=8)
+def _vocabulary(model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]) -> tuple[Any, int]:
+    """Return the model's tokens as llguidance holds them, and the width of its logits."""
+    library = import_optional("llguidance", "grammar", "sampling.grammar")
+    tokenizer = load_tokenizer(model, trust_remote_code)
+    if not stop_ids:
+        raise ConfigError(
+            f"sampling.grammar: '{model}' has no token that ends an answer, so nothing could follow once the grammar "
+            "is satisfied; name one in sampling.stop_ids"
+        )
+    width, known, special = tokenizer.vocab_size, TokenBytes(tokenizer), {*tokenizer.control.values(), *stop_ids}
+    unnamed = "\N{REPLACEMENT CHARACTER}".encode()  # what an id without a token is spelled as
+    spelled = [b"" if i in special or known[i] == unnamed else known[i] for i in range(width)]
+    made = library.TokenizerWrapper(GrammarTokens(tokenizer, stop_ids[0], spelled, sorted(special)))
+    return library.LLTokenizer(made, n_vocab=width, eos_token=list(stop_ids)), width
