@@ -18,10 +18,11 @@ def add(a: float, b: float) -> float:
 
 
 async def by_openai_agents(prompt: str) -> str:
-    """Answer by OpenAI's Agents SDK, over its responses."""
-    from agents import Agent, Runner, function_tool, set_tracing_disabled
+    """Answer by OpenAI's Agents SDK."""
+    from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 
     set_tracing_disabled(True)  # traces go to OpenAI's servers
+    set_default_openai_api("chat_completions")  # by responses, the SDK fails where an answer was cut off
     agent = Agent("calculator", instructions="Add.", tools=[function_tool(add)], model=os.environ["OPENAI_MODEL"])
     return str((await Runner.run(agent, prompt, max_turns=4)).final_output)
 

@@ -18,8 +18,9 @@ LAST = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "done"}}\n
 LEARNING = '''
 import os
 
-from agents import Agent, Runner, set_tracing_disabled
+from agents import Agent, Runner, set_default_openai_api, set_tracing_disabled
 
+set_default_openai_api("chat_completions")
 set_tracing_disabled(True)
 
 

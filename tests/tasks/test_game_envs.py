@@ -125,9 +125,31 @@ def test_a_seed_is_a_game(tmp_path: Path):
         assert all(each[0]["messages"] == [] for each in asked)
 
 
-def test_a_game_for_two_is_refused():
-    """The policy plays alone; the game's own words say how many it needs."""
-    with pytest.raises(ConfigError, match=r"cannot be begun by one player: .*has to be 2"):
+def test_an_opponent_plays_the_other_seats(tmp_path: Path):
+    """It is shown all that its seat saw; the policy wins from either seat, and the loser's reward is not its own."""
+    path = tmp_path / "opponents.py"
+    path.write_text(
+        "import re\n\nasync def first_free(seen):\n"
+        "    return re.findall(r'\\[\\d\\]', seen.rpartition('Available Moves:')[2])[0]\n"
+    )
+    plan = EnvironmentConfig(kind="textarena", use="TicTacToe-v0", settings={"opponent": f"{path}:first_free"})
+    for seat in (0, 1):
+        needed("textarena")
+        host = EnvServer(plan)
+        host.prepare()
+        columns = {"seed": 3, "seat": seat}
+        said = [host.answer({"do": "reset", "luck": 0, "prompt": "Play.", "columns": columns})]
+        said += [host.answer({"do": "step", "text": move}) for move in ("[4]", "[2]", "[6]")]
+
+        assert f"As Player {seat}" in texts(said)[0]
+        assert f"Player {1 - seat} placed their symbol" in texts(said)[1]
+        assert [reply["fault"] for reply in said] == [None] * 4
+        assert (said[-1]["is_done"], said[-1]["reward"]) == (True, 1.0)
+
+
+def test_a_game_for_two_needs_an_opponent():
+    """The policy plays alone where none is named; the game's own words say how many it needs."""
+    with pytest.raises(ConfigError, match=r"begun by one player \(settings.opponent names another\): .*has to be 2"):
         talk("textarena", "Nim-v0")
     with pytest.raises(ConfigError, match="textarena cannot make 'None-v0'"):
         talk("textarena", "None-v0")

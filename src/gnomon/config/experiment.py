@@ -629,6 +629,8 @@ def _anchor(node: Any) -> None:
             node["use"] = _absolute_member(node["use"])
             node["command"] = [_absolute(part) for part in node["command"]]
             node["tools"] = [_absolute_member(tool) for tool in node["tools"]]
+        if node.get("kind") == "textarena" and "opponent" in node.get("settings", {}):
+            node["settings"]["opponent"] = _absolute_member(node["settings"]["opponent"])
         if node.get("piece") in ("ReferencePolicy", "TaskTeacher"):
             node["model"] = _absolute(node["model"])
         is_critic = node.get("piece") == "CriticConfig" and node["initial"] != "policy"

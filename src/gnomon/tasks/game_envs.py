@@ -15,7 +15,8 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
-from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, checked_reward, foreign_package
+from gnomon.rewards.function import find_member
+from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, checked_reward, foreign_package, maybe_await
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.tools import find_calls
 
@@ -88,7 +89,10 @@ class GymnasiumEnv:
 
 
 class TextArenaEnv:
-    """A game for one player. It pays when it is over; one that a budget of the run ended pays nothing.
+    """A game for one player, or against an opponent. It pays at its end, and nothing if a budget ended it.
+
+    ``settings.opponent`` names a function of the user's that plays all other seats of ``settings.players`` (2): it is
+    given all that its seat was shown, and returns a move. The column ``seat`` is the policy's, 0 without it.
 
     What its observation wrappers would say again is not said: a conversation holds it. Action wrappers stay.
 
@@ -101,8 +105,12 @@ class TextArenaEnv:
     def __init__(self, plan: EnvironmentConfig) -> None:
         textarena = foreign_package("textarena")
         self._said_by_player = textarena.ObservationType.PLAYER_ACTION
+        settings = dict(plan.settings)
+        opponent = settings.pop("opponent", None)
+        self._opponent = None if opponent is None else find_member(opponent, "opponent")
+        self._players = settings.pop("players", 1 if opponent is None else 2)
         try:
-            self._game = textarena.make(plan.use, **plan.settings)
+            self._game = textarena.make(plan.use, **settings)
         except Exception as error:
             raise ConfigError(
                 f"textarena cannot make '{plan.use}' with {plan.settings}: {exception_text(error)}"
@@ -110,18 +118,32 @@ class TextArenaEnv:
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
         """Begin the game of the column ``seed``."""
-        self._game.reset(num_players=1, seed=int(columns["seed"]))
+        self._game.reset(num_players=self._players, seed=int(columns["seed"]))
+        self._seat, self._heard = int(columns.get("seat", 0)), dict[int, str]()
+        if not 0 <= self._seat < self._players:
+            raise ValueError(f"the row's seat is {self._seat}, of {self._players} players")
+        await self._others()
         return _opening(self._new(), prompt)
 
     async def reply(self, text: str) -> EnvReply:
         """Give it the answer as a move."""
-        is_over, _ = self._game.step(text)
-        reward = float(self._game.close()[0][0]) if is_over else None
+        is_over = self._game.step(text)[0] or await self._others()
+        reward = float(self._game.close()[0][self._seat]) if is_over else None
         return EnvReply((("user", self._new()),), checked_reward(reward), bool(is_over))
 
     async def end(self) -> float | None:
         """Let go of it."""
         return None
+
+    async def _others(self) -> bool:
+        """Play the other seats until it is the policy's turn, or the game is over."""
+        while (seat := self._game.state.current_player_id) != self._seat:
+            if self._opponent is None:
+                raise ValueError("another player moves; environment.settings.opponent names who")
+            self._heard[seat] = f"{self._heard.get(seat, '')}\n{self._new()}".strip()
+            if self._game.step(await maybe_await(self._opponent(self._heard[seat])))[0]:
+                return True
+        return False
 
     def _new(self) -> str:
         said = self._game.state.get_current_player_observation()
@@ -278,9 +300,8 @@ def _opened(plan: EnvironmentConfig, seed: int) -> str:
     try:
         first = asyncio.run(begun())
     except Exception as error:
-        raise ConfigError(
-            f"'{plan.use}' of {plan.kind} cannot be begun by one player: {exception_text(error)}"
-        ) from error
+        who = " by one player (settings.opponent names another)" if "opponent" not in plan.settings else ""
+        raise ConfigError(f"'{plan.use}' of {plan.kind} cannot be begun{who}: {exception_text(error)}") from error
     return first.messages[0][1] if first.messages else ""
 
 
