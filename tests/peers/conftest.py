@@ -212,8 +212,12 @@ class Trl:
         (gradient,) = torch.autograd.grad(total, leaf)
         return float(total.detach()), gradient
 
-    def scored(self, problem: Problem) -> dict[str, Any]:
-        """Return what the trainer makes of these responses and rewards before the loss: advantages, weights."""
+    def scored(self, problem: Problem, rewards: Tensor | None = None) -> dict[str, Any]:
+        """Return what the trainer makes of these responses before the loss: advantages, weights.
+
+        Args:
+            rewards (Float[B C]): Each reward by itself; None for the batch's.
+        """
         batch = problem.batch
         rows, mask = len(batch), batch.mask
         spans = [int(mask[i].nonzero().max()) + 1 for i in range(rows)]
@@ -227,7 +231,8 @@ class Trl:
         self.trainer._generate = lambda prompts: generated
         policies = iter([batch.proximal, batch.reference])
         self.trainer._get_per_token_logps_and_entropies = lambda *_, **__: (next(policies), None, None)
-        rewards = torch.where(batch.is_graded, batch.rewards, torch.nan)[:, None]
+        whole = torch.where(batch.is_graded, batch.rewards, torch.nan)[:, None]
+        rewards = whole if rewards is None else rewards
         self.trainer._calculate_rewards = lambda *_: rewards
         return self.trainer._generate_and_score_completions([{"prompt": "w2"}] * rows)
 

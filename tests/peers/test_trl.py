@@ -12,12 +12,17 @@ from gnomon.algorithms import (
     DR_GRPO,
     GRPO,
     GSPO,
+    HIGH_ENTROPY,
+    ICEPOP,
+    LUSPO,
+    VESPO,
     Algorithm,
     Cap,
     Clip,
     ClippedSurrogate,
     ConstantLength,
     Entropy,
+    EntropyMask,
     GeometricClip,
     Kl,
     MaskedIS,
@@ -94,6 +99,49 @@ def test_losses(trl, problem, compose, same, settings, pieces):
 def test_presets(trl, problem, same, preset, settings):
     """A preset is TRL's loss of that name with the paper's settings spelled out."""
     same(problem.ours(preset), trl(**settings).loss(problem))
+
+
+def test_vespo(trl, problem, same):
+    """The Gamma weight of a response's whole ratio, in value and gradient, when the engine is the step's first policy.
+
+    TRL bounds the log-ratio of a response below at log(1e-8), where the weight is nothing.
+    """
+    fresh = problem.with_batch(behavior=problem.batch.proximal)
+
+    same(fresh.ours(VESPO), trl(loss_type="vespo").loss(fresh))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_high_entropy(trl, problem, same, share):
+    """Only forks in the road are trained, and all tokens stay in the denominator.
+
+    TRL's quantile lies between two tokens or on one, which is then one more than the share; ours is never more.
+    """
+    peer = trl(loss_type="dapo", epsilon_high=0.28, top_entropy_quantile=share)
+    mask = problem.batch.mask
+    kept = int(peer.trainer.get_high_entropy_mask(-problem.current / 2, mask, 1 - share).sum())
+    ours = replace(HIGH_ENTROPY, correction=EntropyMask((kept + 0.5) / int(mask.sum())))
+
+    same(problem.ours(ours), peer.loss(problem))
+    assert kept - int(share * int(mask.sum())) in (0, 1)
+
+
+def test_icepop(trl, problem, same):
+    """IcePop is a mask of engine ratios outside [0.5, 5] before GRPO's loss."""
+    named = {"mode": "token_mask", "clip_min": 0.5, "clip_max": 5.0}
+    peer = trl(loss_type="grpo", **{f"vllm_importance_sampling_{key}": value for key, value in named.items()})
+    peer.trainer.use_vllm = True
+    weight = peer.scored(problem)["importance_sampling_ratio"]
+
+    assert float(weight.std()) > 0.01
+    same(problem.ours(ICEPOP), peer.loss(problem, importance_sampling_ratio=weight))
+
+
+def test_luspo(trl, problem, same):
+    """The preset, with the paper's bounds."""
+    settings = {"importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3}
+
+    same(problem.ours(LUSPO), trl(loss_type="luspo", **settings).loss(problem))
 
 
 def test_grpo_by_default_is_not_grpo(trl, problem, same):

@@ -6,9 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gnomon.algorithms import GRPO, RLOO, Clip, ClippedSurrogate, GroupRelative, LeaveOneOut, Ratio, SequenceMean
+from gnomon.algorithms import (
+    GRPO,
+    RLOO,
+    Clip,
+    ClippedSurrogate,
+    GroupRelative,
+    LeaveOneOut,
+    Normalized,
+    PerReward,
+    Ratio,
+    SequenceMean,
+)
 from gnomon.rewards.base import Sample
-from gnomon.rewards.exact import OverlongPenalty
+from gnomon.rewards.exact import LengthPenalty
 from gnomon.rollouts.curriculum.tracker import optimal_value
 
 
@@ -18,6 +29,18 @@ def test_group_advantages(trl, problem, same, scale):
     ours = GroupRelative(scale=scale, epsilon=1e-4)(problem.batch)[0][:, 0]
 
     same(ours, trl(scale_rewards=scale).scored(problem)["advantages"])
+
+
+def test_gdpo(trl, problem, same):
+    """Each reward in its group's scale, weighed, added up and in the batch's scale: TRL's epsilons are 1e-4."""
+    both = torch.stack([problem.batch.rewards, (problem.batch.rewards * 37).sin()], 1)
+    named = {"component_rewards": both, "components": ("a", "b"), "component_weights": (1.0, 0.5)}
+    silent = [lambda completions, **_: [0.0] * len(completions)] * 2
+    peer = trl(reward=silent, multi_objective_aggregation="normalize_then_sum", reward_weights=[1.0, 0.5])
+    theirs = peer.scored(problem, rewards=both)["advantages"]
+    piece = Normalized(PerReward(GroupRelative(epsilon=1e-4)), over="batch", epsilon=1e-4)
+
+    same(piece(problem.batch.with_fields(**named))[0][:, 0], theirs, 1e-6)
 
 
 def test_ungraded_responses(trl, problem, same):
@@ -94,7 +117,7 @@ def test_overlong_penalty(length):
 
     theirs = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)([[0] * length])
 
-    assert OverlongPenalty(20, 1.0, 100)(Sample("", "", completion_tokens=length)) == pytest.approx(theirs[0])
+    assert LengthPenalty(20, 1.0, 100)(Sample("", "", completion_tokens=length)) == pytest.approx(theirs[0])
 
 
 def test_optimal_values(trl):
