@@ -439,11 +439,13 @@ def test_a_rewritten_history_opens_a_segment():
                 ([user, said, {**more, "content": "other"}], {}),
                 ([user, said, more], {"tools": [ADD]}),
             ):
-                await client.chat.completions.create(model="m", messages=messages, **given)  # type: ignore
+                name = "judge" if given else "a name of 3 words"
+                await client.chat.completions.create(model=name, messages=messages, **given)  # type: ignore
             return served.session
 
     session = run(body())
     first, short, branch, tools = session.segments
+    assert [segment.path.role for segment in session.segments] == ["", "", "", "judge"]
     assert [len(segment.marks) for segment in session.segments] == [2, 1, 1, 1]
     assert [bytes(segment.path.tokens[-2:-1]) for segment in session.segments] == [b"b", b"c", b"d", b"e"]
     assert spelled(short.path.prompt) == "<|bos|>user\nIn short: q, a.<|eos|>\n<|bos|>assistant\n"
@@ -475,6 +477,11 @@ def test_segments_are_rows_of_one_rollout(mine: Path, tmp_path: Path):
     assert rollouts[0].oldest_version == min(row.oldest_version for row in rollouts[0].rows)
     metrics = measure_turns(rollouts)
     assert (metrics["turns/segments_mean"], metrics["turns/mean"]) == (1.5, 2.0)
+    assert not [name for name in metrics.values() if "role" in name]
+    judge = replace(rollouts[0], segments=tuple(replace(row, role="judge") for row in rollouts[0].segments))
+    metrics = measure_turns([judge, rollouts[1]])
+    assert (metrics["turns/role_judge_answers_mean"], metrics["turns/role_none_answers_mean"]) == (1.0, 1.0)
+    assert (metrics["turns/role_judge_reward_mean"], metrics["turns/role_none_reward_mean"]) == (0.25, 0.5)
     RolloutLog(tmp_path).write(1, groups, (), batch)
     read = [recorded.rollout for recorded in read_rollouts(tmp_path / "step-000001.jsonl")]
     assert read == rollouts

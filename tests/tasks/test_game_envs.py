@@ -141,6 +141,7 @@ def test_an_opponent_plays_the_other_seats(tmp_path: Path):
         said = [host.answer({"do": "reset", "luck": 0, "prompt": "Play.", "columns": columns})]
         said += [host.answer({"do": "step", "text": move}) for move in ("[4]", "[2]", "[6]")]
 
+        host.answer({"do": "close"})
         assert f"As Player {seat}" in texts(said)[0]
         assert f"Player {1 - seat} placed their symbol" in texts(said)[1]
         assert [reply["fault"] for reply in said] == [None] * 4

@@ -14,11 +14,11 @@ import os
 import urllib.request
 
 
-def asked(messages):
+def asked(messages, name="policy"):
     """One call of the policy, as any client makes it."""
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    body = json.dumps({"messages": messages}).encode()
+    body = json.dumps({"messages": messages, "model": name}).encode()
     with urllib.request.urlopen(urllib.request.Request(url, body, head)) as reply:
         return json.load(reply)["choices"][0]["message"]
 
@@ -48,7 +48,7 @@ def two_roles(prompt):
     for _ in range(2):
         for name, messages in (("solver", solver), ("judge", judge)):
             messages.append({"role": "user", "content": f"{name}: {said['content']}"})
-            said = asked(messages)
+            said = asked(messages, name)
             messages.append(said)
             reward += 0.25 * ("!" <= said["content"][:1] <= "P")
     return reward
@@ -90,5 +90,7 @@ def test_what_an_agent_rewards_is_learned(
     assert [row["turns/mean"] for row in metrics] == [turns] * 12
     assert [row["turns/segments_mean"] for row in metrics] == [segments] * 12
     assert [row["turns/ended_by_done_fraction"] for row in metrics] == [1.0] * 12
+    roles = [row.get("turns/role_judge_answers_mean") for row in metrics]
+    assert roles == [2.0 if agent == "two_roles" else None] * 12
     if not more:
         assert max(row["mismatch/logprob_abs_mean_nats"] for row in metrics) < 1e-5

@@ -176,6 +176,7 @@ class Rollout:
         turn_rewards: What each of these answers earned of the reward; they add up to it. Without a verdict, what the
             environment gave.
         turn_seconds: Seconds of wall time from the question for each of them to its reply; () where none was measured.
+        role: The name that an agent called the policy by for this segment; "" where it named none.
         segments: The further segments of an agent's rollout, each with a prompt of its own and the same grade.
     """
 
@@ -196,6 +197,7 @@ class Rollout:
     turn_ends: tuple[int, ...] = ()
     turn_rewards: tuple[float, ...] = ()
     turn_seconds: tuple[float, ...] = field(default=(), compare=False)
+    role: str = ""
     segments: "tuple[Rollout, ...]" = ()
 
     @property

@@ -43,6 +43,7 @@ class RolloutLog:
     oldest_version, newest_version, stop``; token ids and natural logs. ``mask`` is left out when every token was the
     policy's own, and ``full_logprobs`` when they equal ``logprobs``. A conversation has ``turns, ended_by, cause``, and
     of each answer ``turn_ends``, ``turn_rewards`` and ``turn_seconds``.
+    An agent's segment has the ``role`` that it called the policy by.
     A further segment of a rollout has a line of its own behind it, with its number as ``segment``.
     What was trained on has, as far as it was computed, ``advantages, proximal, reference, values, baseline``, and
     some of it ``entropy`` (see `taught`).
@@ -139,7 +140,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
     "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
     "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,), "segment": (int,),
-    "turn_ends": (list,), "turn_rewards": (list,), "turn_seconds": (list,),
+    "turn_ends": (list,), "turn_rewards": (list,), "turn_seconds": (list,), "role": (str,),
 }  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         row |= {"turn_ends": list(rollout.turn_ends), "turn_rewards": [_number(r) for r in rollout.turn_rewards]}
     if rollout.turn_seconds:
         row |= {"turn_seconds": [_number(round(s, 3)) for s in rollout.turn_seconds]}
-    return row
+    return row | {"role": rollout.role} if rollout.role else row
 
 
 def _rollout(row: Mapping[str, Any]) -> Rollout:
@@ -215,6 +216,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         turn_ends=tuple(row.get("turn_ends", ())),
         turn_rewards=_floats(row.get("turn_rewards", ())),
         turn_seconds=_floats(row.get("turn_seconds", ())),
+        role=row.get("role", ""),
     )
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import socket
 import time
@@ -366,7 +367,7 @@ class AgentSession:
                 self._end("flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}")
                 raise ApiError("flood", f"{self.cause} (environment.max_reply_tokens)")
             return found[0], before
-        return AgentSegment(Trajectory(before, version, seed=self._draw(0)), request.tools), before
+        return AgentSegment(Trajectory(before, version, seed=self._draw(0), role=_role(request)), request.tools), before
 
     def _room(self, segment: AgentSegment, before: Sequence[int]) -> int:
         """Return how many tokens an answer behind ``before`` may have.
@@ -405,6 +406,11 @@ def _read(api: ChatApi, body: Any, sampling: Sampling) -> ChatRequest:
         raise ApiError("invalid_request", "a text has half a surrogate pair") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ApiError("invalid_request", f"not understood: {type(error).__name__}: {error}") from error
+
+
+def _role(request: ChatRequest) -> str:
+    """Return the model that a client asks for, where that can name a role."""
+    return request.model if request.model != MODEL and re.fullmatch(r"[\w.-]{1,40}", request.model) else ""
 
 
 def _flat(message: str) -> dict[str, Any]:

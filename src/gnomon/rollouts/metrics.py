@@ -14,6 +14,7 @@ from gnomon.rollouts.scheduler import Fate, RolloutBatch
 
 # What became of every generated token: trained on, or wasted, and why.
 
+_MOST_ROLES = 8
 STOPPED = "loss/stopped_token_fraction"
 
 
@@ -95,6 +96,8 @@ def _is_alike(group: Group) -> bool:
 def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     """Return means of turns, reply tokens and segments, the most turns, and ``turns/ended_by_*_fraction``.
 
+    Where agents called the policy by several roles, each of the commonest has ``turns/role_*`` with answers, tokens and
+    reward of a rollout.
     The fractions are of all conversations and add up to 1 (`types.Ending` says what each cause is). Nothing without
     conversations.
     """
@@ -111,6 +114,13 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     }
     for by in get_args(EndedBy):
         measures[f"turns/ended_by_{by}_fraction"] = Mean(sum(e.by == by for e in endings), count)
+    rows = [row for rollout in rollouts for row in rollout.rows]
+    roles = Counter(row.role for row in rows)
+    for role, _ in roles.most_common(_MOST_ROLES) if len(roles) > 1 else ():
+        name, played = f"turns/role_{role or 'none'}", [row for row in rows if row.role == role]
+        measures[f"{name}_answers_mean"] = Mean(sum(len(row.turn_ends) for row in played), count)
+        measures[f"{name}_tokens_mean"] = Mean(sum(sum(row.mask) for row in played), count)
+        measures[f"{name}_reward_mean"] = Mean(sum(sum(row.turn_rewards) for row in played), count)
     return Metrics.of(measures)
 
 

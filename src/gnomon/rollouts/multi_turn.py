@@ -33,6 +33,7 @@ class Trajectory:
         turn_ends, turn_rewards: Where each answer ends, and the environment's reward for it.
         turn_seconds: Seconds from the question for it to its reply.
         seed: Seed of what environment and rewards draw.
+        role: As in `Rollout`.
         answer: What rewards see as the answer; None for the policy's last one.
         further: Further segments of the same rollout.
         error: Why it cannot be trained on; None when it can.
@@ -52,6 +53,7 @@ class Trajectory:
     reward: float = 0.0
     text: str = ""
     seed: int = 0
+    role: str = ""
     answer: str | None = None
     further: "list[Trajectory]" = field(default_factory=list)
     ending: Ending = Ending(0, "fault")
@@ -153,6 +155,7 @@ class Trajectory:
             turn_ends=tuple(self.turn_ends),
             turn_rewards=tuple(earned),
             turn_seconds=tuple(self.turn_seconds),
+            role=self.role,
         )
 
     def _top(self) -> TopLogprobs | None:
