@@ -167,3 +167,39 @@ def test_a_reward_that_is_named_must_be_one():
     assert grading.weights == {"numeric": 1.0, "parsable": 0.5}
     with pytest.raises(ConfigError, match=r"algorithm.advantage.of: unknown component of the reward 'parsabel'"):
         grading_of(wrong.experiment)
+
+
+@pytest.mark.parametrize(
+    ("system", "own", "said"),
+    [
+        ("Be brief.", range(30), "`system` is not before 20 of 20 questions, which bring a system message"),
+        ("Be brief.", [7], "`system` is not before 1 of 20 questions, which bring a system message"),
+        ("Be brief.", [], None),
+        ("", range(30), None),
+    ],
+)
+def test_rows_whose_own_system_message_replaces_the_experiments_are_said(
+    tmp_path: Path, system: str, own: Sequence[int], said: str | None
+):
+    """Text that a person sets and that reaches no prompt is never left out in silence, of whichever side."""
+    brings = [{"role": "system", "content": "Be long."}]
+    rows = [
+        {"messages": [*(brings if n in own else []), {"role": "user", "content": f"{n} + 1 ="}], "answer": str(n + 1)}
+        for n in range(30)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = [f"task={tmp_path / 'rows.jsonl'}", "held_out.size=3", "held_out.fraction=0.3", f"system={system}"]
+    remarks = questions(load("tiny", [*settings, "rollouts_per_step=16", "rewards=[{kind='numeric'}]"]).experiment).said
+
+    assert [remark for remark in remarks if "`system`" in remark] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_said"), [([0.0], True), ([0.0, 0.0], True), ([0.0, 1.0], False), ([-1.0], False)]
+)
+def test_rewards_that_all_have_weight_0_are_said(weights: list[float], is_said: bool):
+    """All answers would earn 0, and the run would look alive."""
+    rewards = ", ".join(f"{{kind='numeric', weight={weight}, name='r{n}'}}" for n, weight in enumerate(weights))
+    remarks = questions(load("tiny", [f"rewards=[{rewards}]"]).experiment).said
+
+    assert any("every reward has weight 0" in remark for remark in remarks) == is_said

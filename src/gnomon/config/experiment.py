@@ -121,7 +121,7 @@ class Experiment:
         max_staleness: Steps that a rollout may be older than the weights that it trains. 0 is synchronous training.
             "measured" lets the effective sample size decide; see ``staleness``.
         staleness: How generation and training overlap, where ``max_staleness`` allows that.
-        system: Text of a system message before every question.
+        system: Text of a system message before every question that brings none of its own.
         chat_template_kwargs: Variables of the model's chat template, such as {enable_thinking = false}.
         template_date: The day that a chat template which reads the clock writes, YYYY-MM-DD: one for all runs, so that
             resumed, evaluated and compared prompts are the same.

@@ -1,6 +1,6 @@
 """From settings to tasks: names, building, the held-out split, and the check that prompts fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -359,6 +359,26 @@ def build_eval_tasks(tasks: Sequence[EvalTask], renderer: Renderer) -> Split:
 def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
     """Return what `split.repeated` says of a table's rows; a generator may repeat itself."""
     return "; ".join(filter(None, (trained_again(asked), repeated(asked)))) if isinstance(config, _Read) else ""
+
+
+def own_system(sets: Iterable[TaskSet]) -> str:
+    """Return, in words, how many questions of tables bring a system message that replaces `system`; "" for none."""
+    found = [_own_system(tasks.questions) for tasks in sets if isinstance(tasks, TokenizedDataset)]
+    own, asked = sum(own for own, _ in found), sum(asked for _, asked in found)
+    return f"`system` is not before {own:,} of {asked:,} questions, which bring a system message" if own else ""
+
+
+def _own_system(asked: QuestionSet) -> tuple[int, int]:
+    source = asked
+    while isinstance(source, Subset):
+        source = source.source
+    if isinstance(source, Mixture):
+        parts = [_own_system(part) for part in source.parts]
+        return sum(own for own, _ in parts), sum(count for _, count in parts)
+    if not isinstance(source, ListDataset):
+        return 0, len(asked)
+    contents = (asked[index].content for index in range(len(asked)))
+    return sum(not isinstance(said, str) and any(m["role"] == "system" for m in said) for said in contents), len(asked)
 
 
 def trained_again(train: QuestionSet) -> str:

@@ -53,6 +53,7 @@ from gnomon.tasks.build import (
     check_context,
     judged_itself,
     own_rewards,
+    own_system,
     repetitions,
 )
 from gnomon.tasks.chat import ChatRenderer
@@ -346,6 +347,11 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     for by, ends, sets in alike:
         untried.append(check_answers(sets, by, grading_limits(experiment), partial(until_stop, sampling=ends)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
+    if experiment.system:
+        untried.append(own_system((split.train, *((split.held_out,) if split.train is not split.held_out else ()))))
+    parts_count = "component_rewards" in experiment.algorithm.advantage.needs
+    if trained and is_asked and grading is not None and not parts_count and not any(grading.weights.values()):
+        untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
 
