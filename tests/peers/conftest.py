@@ -5,6 +5,7 @@ is collected; asking for this folder by name then ends with "no tests ran", whic
 """
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from gnomon.testing import loss_and_gradient, make_batch
 MISSING = [name for name in ("verl", "trl") if importlib.util.find_spec(name) is None]
 if MISSING:
     collect_ignore_glob = ["test_*.py"]
+elif "PRIME_RL" not in os.environ:
+    collect_ignore_glob = ["test_prime_rl.py"]
 
 
 def pytest_report_header() -> str | None:
