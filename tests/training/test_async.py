@@ -15,12 +15,15 @@ from tests.training.runs import broken_off
 
 from gnomon.algorithms import resolve
 from gnomon.config.experiment import load
-from gnomon.core.errors import Stopped
+from gnomon.core.errors import EngineError, Stopped
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Completion, Grade, Snapshot, Task
 from gnomon.engines.base import Sampling
+from gnomon.engines.local import LocalEngine
+from gnomon.engines.pool import EnginePool
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import tiny_model
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, read_rows
@@ -162,6 +165,55 @@ def test_an_update_on_the_event_loop_would_make_the_walk_synchronous(tmp_path: P
     seen, _ = walked(tmp_path, Blocking)
 
     assert seen == [False]
+
+
+@dataclass
+class Gate:
+    """Grades of two prompts at first, and of two more whenever an update begins."""
+
+    open: asyncio.Condition = field(default_factory=asyncio.Condition)
+    known: list[str] = field(default_factory=list)
+    most: int = PROMPTS
+
+    async def grade(self, sample: Sample) -> Grade:
+        if sample.prompt not in self.known:
+            self.known.append(sample.prompt)
+        async with self.open:
+            await self.open.wait_for(lambda: self.known.index(sample.prompt) < self.most)
+        return Grade(1.0)
+
+    async def update(self) -> None:
+        self.most += PROMPTS
+        async with self.open:
+            self.open.notify_all()
+
+
+def test_one_step_ahead_answers_are_judged_while_the_engine_sleeps():
+    """Grades of the next step come only while the learner works; each answer is of one version, a step old at most."""
+    network, steps = tiny_model(), 4
+
+    async def run() -> list[tuple[int, set[int]]]:
+        pool, gate, found = EnginePool({"local": LocalEngine(tiny_model(), shared=False)}), Gate(), []
+        rollouter = Rollouter(pool, gate, lambda ids: "", Sampling(max_completion_length=4), 4, 0)
+        curriculum = UniformCurriculum(26, seed=0)
+        stream = RolloutScheduler(curriculum, Letters(), rollouter, PROMPTS, max_staleness=1, rest=pool.sleep)
+        await pool.load(Snapshot(0, lambda: merged_tensors(network)))
+        async with stream:
+            for step in range(steps):
+                batch = await stream.next_batch()
+                rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+                assert [rollout.oldest_version for rollout in rollouts] == [r.newest_version for r in rollouts]
+                found.append((batch.in_flight, {step - rollout.oldest_version for rollout in rollouts}))
+                await gate.update()
+                while len(gate.known) - gate.most or any(not slot.is_ready for slot in stream._slots):
+                    await asyncio.sleep(0)
+                with pytest.raises(EngineError, match="the engine sleeps"):
+                    await pool._members[0].engine.generate((65,), [1], Sampling(max_completion_length=1))
+                await pool.load(Snapshot(step + 1, lambda: merged_tensors(network)))
+        await pool.close()
+        return found
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [(PROMPTS, {0}), *[(PROMPTS, {1})] * (steps - 1)]
 
 
 # 10 steps of two different prompts ask no prompt twice: there are 60 of them.

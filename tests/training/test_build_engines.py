@@ -85,10 +85,6 @@ REFUSED = {
         "does not ask vLLM which",
     ),
     "nothing to release": (("engine.sleeps=true",), "answers with the learner's own weights, so there is nothing to"),
-    "answers ahead of an engine that sleeps": (
-        ("engine.sleeps=true", "learner.processes=2", "max_staleness=1"),
-        "max_staleness = 1 lets one overtake the other; set max_staleness = 0",
-    ),
     "a critic that is taught between answers": (
         ("engine.sleeps=true", "learner.processes=2", "algorithm=vc-ppo"),
         "value pre-training asks between its updates",
@@ -179,6 +175,7 @@ def test_an_engine_that_sleeps_is_said():
     awake, asleep = tiny("learner.processes=2"), tiny("learner.processes=2", "engine.sleeps=true")
 
     check_serving(asleep)
+    check_serving(tiny("engine.sleeps=true", "max_staleness=1"))
     assert "which it releases while the learner works" in said_of_serving(asleep)
     assert "releases" not in said_of_serving(awake)
 

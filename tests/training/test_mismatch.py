@@ -38,6 +38,7 @@ class Setting:
     is_moved: bool = False
     is_scored: bool = True
     rows: int = 40
+    sleeps: bool = False
 
 
 def rollout(completion: Completion) -> Rollout:
@@ -76,8 +77,11 @@ def measured(setting: Setting, step: int = 0) -> Metrics:
         batch = collate([Group(Task("a", PROMPT, ""), tuple(map(rollout, answers)))], setting.sampling.temperature)
         if setting.is_scored:
             batch = (await learner.score(batch, {"proximal"})).into(batch)
+        if setting.sleeps:
+            await engine.sleep()
         try:
-            return await DecomposedMismatch(engine, learner, sending).measure(batch, step)
+            probe = DecomposedMismatch(engine, learner, sending, is_asleep=setting.sleeps)
+            return await probe.measure(batch, step)
         finally:
             await engine.close()
 
@@ -131,6 +135,17 @@ def test_the_parts_add_up(step):
     assert all(metrics[f"mismatch/{part}_abs_nats"] > 1e-3 for part in PARTS)
     parts = sum(metrics[f"mismatch/{part}_nats"] for part in PARTS)
     assert parts == pytest.approx(metrics["mismatch/total_nats"], abs=1e-6)
+
+
+def test_an_engine_that_sleeps_is_not_asked():
+    """Of stale answers its own part and staleness are one, and the parts add up to the whole without it."""
+    sampling = Sampling(max_completion_length=10, top_p=0.8, temperature=0.8)
+    metrics = measured(Setting(sampling, dtype=BF16, is_rounded=True, is_moved=True, sleeps=True))
+
+    assert "mismatch/engine_nats" not in metrics.values()
+    parts = sum(metrics[f"mismatch/{part}_nats"] for part in PARTS if part != "engine")
+    assert parts == pytest.approx(metrics["mismatch/total_nats"], abs=1e-6)
+    assert "mismatch/engine_nats" in measured(replace(ALONE["engine"], sleeps=True)).values()
 
 
 def test_a_truncated_token_was_likelier_than_it_seems():

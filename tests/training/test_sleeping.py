@@ -19,6 +19,8 @@ from gnomon.engines.local import LocalEngine
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
+from gnomon.records.jsonl import read_rows
+from gnomon.records.rollouts import read_rollouts
 from gnomon.training.api import train_experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -79,6 +81,20 @@ def test_they_take_turns_and_the_run_is_the_same(tmp_path: Path, monkeypatch: py
     same(trace(turns, STEPS), trace(usual, STEPS))
     cards = [json.loads((run / "run.json").read_text())["engines"] for run in (turns, usual)]
     assert ["releases" in card for card in cards] == [True, False]
+
+
+def test_one_step_ahead_they_take_turns_too(tmp_path: Path):
+    """With max_staleness = 1 every answer is of one version and, after the first step, one step old; so two runs are
+    equal to the bit, which no run is whose engine answers at any time.
+    """
+    runs = [train(tmp_path / name, "engine.sleeps=true", "max_staleness=1") for name in ("one", "other")]
+    rows = list(read_rows(runs[0] / "metrics.jsonl"))
+
+    same(trace(runs[0], STEPS), trace(runs[1], STEPS))
+    assert [row["stream/staleness_steps_max"] for row in rows] == [0, *[1] * (STEPS - 1)]
+    for step in range(1, STEPS + 1):
+        rollouts = [one.rollout for one in read_rollouts(runs[0] / "rollouts" / f"step-{step:06d}.jsonl")]
+        assert {(one.oldest_version, one.newest_version) for one in rollouts} == {(max(0, step - 2),) * 2}
 
 
 def resident() -> int:

@@ -273,8 +273,9 @@ class EngineConfig:
             own sampler, on its newest model runner and with asynchronous scheduling where the installed vLLM has them.
         settings: Keyword arguments of an engine of your own.
         sleeps: For "local": the engine releases its weights, keys and values while the learner works, and wakes with
-            new weights, so that both fit on one set of devices. Synchronous runs only, with a learner in processes of
-            its own (``learner.processes``, ``learner.offload``); on a cluster each engine shares a learner's place.
+            new weights, so that both fit on one set of devices. For an engine with weights of its own
+            (``learner.processes``, ``learner.offload``, ``max_staleness`` above 0); on a cluster each shares a
+            learner's place. Ahead of the learner (``max_staleness``) answers are judged while it works.
 
     Raises:
         ConfigError: A number is out of range, or a setting belongs to the other kind of engine.

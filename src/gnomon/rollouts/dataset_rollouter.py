@@ -55,6 +55,7 @@ class DemonstratedRollouter:
     async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
         """Return the policy's group with the given rollout behind it."""
         source = self.source
+        watch.generated(0)
         group = await source.run_group(task, round_number, watch)
         sample = Sample(
             prompt=task.text,

@@ -40,21 +40,36 @@ class PlaysConversations(Protocol):
 
 @dataclass
 class RolloutTimer:
-    """Seconds and tokens since the last `read`, summed over the groups of a step."""
+    """Seconds and tokens since the last `read`, summed over the groups of a step.
+
+    Attributes:
+        answers: How many answers have arrived.
+        step: The timer of the whole step, where this one is of one group.
+        told: Called whenever answers have arrived.
+    """
 
     generate_seconds: float = 0.0
     grade_seconds: float = 0.0
     generated_tokens: int = 0
+    answers: int = 0
+    step: "RolloutTimer | None" = None
+    told: Callable[[], None] = lambda: None
     _began: float = field(default_factory=time.perf_counter)
 
-    def generated(self, tokens: int) -> None:
-        """Note that a prompt's completions have just arrived."""
+    def generated(self, tokens: int, answers: int = 1) -> None:
+        """Note that so many answers to a prompt have just arrived."""
         self.generate_seconds = time.perf_counter() - self._began
         self.generated_tokens += tokens
+        self.answers += answers
+        self.told()
+        if self.step is not None:
+            self.step.generated(tokens, answers)
 
     def graded(self) -> None:
         """Note that a group's grades have just arrived; only the wait after the last completion counts."""
         self.grade_seconds = max(0.0, time.perf_counter() - self._began - self.generate_seconds)
+        if self.step is not None:
+            self.step.graded()
 
 
 class RolloutSource(Protocol):
@@ -99,7 +114,7 @@ class Rollouter:
             return await self._converse(self.conversation, task, round_number, watch)
         keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
-        watch.generated(sum(len(c.tokens) for c in completions))
+        watch.generated(sum(len(c.tokens) for c in completions), len(completions))
         samples = [self._sample(task, c, key) for c, key in zip(completions, keys, strict=True)]
         grades = await self.grades(samples)
         watch.graded()

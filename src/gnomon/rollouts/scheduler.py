@@ -58,6 +58,7 @@ class InflightGroup:
     status: Status = "asked"
     group: Group | None = None
     answer: "asyncio.Future[None] | None" = field(default=None, repr=False)
+    own_watch: RolloutTimer = field(default_factory=RolloutTimer, repr=False)
 
     @property
     def is_ready(self) -> bool:
@@ -168,7 +169,8 @@ class RolloutScheduler:
         slack: Steps' worth of slots that stay empty, at most ``max_staleness``; may be changed between takes. With 0
             each step trains on what was asked ``max_staleness`` steps before. With 1 on what was asked one step later
             than that, as fresh as with a bound of one less, but a slow answer may be overtaken and come a step later.
-        rest: What the engine does while a step trains: release its memory, or nothing.
+        rest: What the engine does while a step trains, once all that was asked is answered: release its memory, or
+            nothing. Grades of later steps may come meanwhile.
         is_kept: Which finished groups are trained on; the others' places are taken by other prompts, at most
             ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is
             trained on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once
@@ -235,6 +237,9 @@ class RolloutScheduler:
                     await self._changed.wait()
         waited = time.perf_counter() - began
         if self.rest is not None:
+            while any(self._lacks_answers(slot) for slot in self._slots):
+                self._changed.clear()
+                await self._changed.wait()
             await self.rest()
         expired = self._too_stale(chosen)
         gone = {*chosen, *expired}
@@ -258,6 +263,7 @@ class RolloutScheduler:
     def _ask(self, slot: InflightGroup) -> None:
         """Ask a slot's prompt as the newest of all."""
         slot.turn, slot.clock, slot.status = self._turn, self._clock, "asked"
+        slot.own_watch = RolloutTimer(step=slot.watch, told=self._changed.set)
         self._turn += 1
         self._slots.append(slot)
         slot.answer = asyncio.ensure_future(self._answer(slot))
@@ -265,7 +271,7 @@ class RolloutScheduler:
     async def _answer(self, slot: InflightGroup) -> None:
         try:
             number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
-            group = await self.rollouter.run_group(self.tasks[slot.index], number, slot.watch)
+            group = await self.rollouter.run_group(self.tasks[slot.index], number, slot.own_watch)
             if self.is_kept(group):
                 slot.status, slot.group = "kept", group
             elif slot.attempt + 1 >= self.max_attempts:
@@ -283,6 +289,10 @@ class RolloutScheduler:
         finally:
             slot.done_at = time.perf_counter()
             self._changed.set()
+
+    def _lacks_answers(self, slot: InflightGroup) -> bool:
+        is_under_way = slot.status == "asked" and slot.answer is not None and not slot.answer.done()
+        return is_under_way and slot.own_watch.answers < self.rollouter.generations
 
     def _ask_others(self, slots: Sequence[InflightGroup]) -> None:
         """Ask other prompts in the places of refused ones."""

@@ -338,7 +338,8 @@ def _mismatch(experiment: Experiment, engine: EnginePool, learner: Learner, sent
         return NoMismatchProbe()
     # A greedy answer has the log-probabilities of temperature 1.
     drawn = experiment.sampling.temperature or 1.0
-    return DecomposedMismatch(engine, learner, sent, experiment.algorithm.proximal is not None, drawn)
+    is_averaged, sleeps = experiment.algorithm.proximal is not None, experiment.engine.sleeps
+    return DecomposedMismatch(engine, learner, sent, is_averaged, drawn, sleeps)
 
 
 def _pretrains(algorithm: Algorithm) -> bool:

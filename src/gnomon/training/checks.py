@@ -135,7 +135,6 @@ def check_serving(resolved: Resolved) -> None:
     if plan.sleeps:
         _check_sleep(
             resolved.shares_weights,
-            experiment.staleness_bound,
             experiment.algorithm.critic,
             plan.count,
             experiment.learner.processes,
@@ -185,7 +184,7 @@ def _check_native(trained: SamplingConfig, asked: EvaluationConfig) -> None:
 
 
 def _check_sleep(
-    shares_weights: bool, staleness: int, critic: CriticConfig | None, engines: int, processes: int, is_cluster: bool
+    shares_weights: bool, critic: CriticConfig | None, engines: int, processes: int, is_cluster: bool
 ) -> None:
     """Refuse an engine that cannot sleep while the learner works, or for whose sleep nothing would be gained.
 
@@ -195,12 +194,7 @@ def _check_sleep(
     if shares_weights:
         why = (
             "the engine answers with the learner's own weights, so there is nothing to release; leave it out, or set "
-            "learner.offload = true or learner.processes"
-        )
-    elif staleness:
-        why = (
-            f"one set of devices answers and learns in turn, and max_staleness = {staleness} lets one "
-            "overtake the other; set max_staleness = 0"
+            "learner.offload = true, learner.processes or max_staleness = 1"
         )
     elif critic is not None and critic.pretraining is not None:
         why = "value pre-training asks between its updates; leave algorithm.critic.pretraining out"

@@ -66,6 +66,8 @@ class DecomposedMismatch:
         sampled_at: Temperature of the sampler where the learner scores at another one (`LearnerConfig.temperature`);
             all lines above are then at it, and ``learner_temperature`` is what the learner's own log-probabilities
             differ by between the two, beside the parts of ``total``.
+        is_asleep: The engine sleeps while this is measured. Of a batch with a stale rollout, staleness and engine are
+            one part then, which is called staleness.
     """
 
     engine: Engine
@@ -73,6 +75,7 @@ class DecomposedMismatch:
     sending: Sending | None = None
     is_averaged: bool = False
     sampled_at: float | None = None
+    is_asleep: bool = False
 
     async def measure(self, batch: Batch, step: int) -> Metrics:
         """Return ``mismatch/PART_nats``, the mean, and ``mismatch/PART_abs_nats``, the mean absolute value; of total
@@ -126,7 +129,10 @@ class DecomposedMismatch:
         if probe.temperature != 1:
             plain = await self.learner.logprobs(probe.with_fields(temperature=1.0))
         stale = (probe.version != self.learner.version).nonzero()[:, 0].tolist()
-        if stale:
+        is_one_part = bool(stale) and self.is_asleep
+        if is_one_part:
+            engine = sent
+        elif stale:
             scores = await asyncio.gather(*(self._ask(probe, row) for row in stale))
             engine = engine.clone()
             for row, score in zip(stale, scores, strict=True):
@@ -134,7 +140,7 @@ class DecomposedMismatch:
         return {
             "truncation": probe.behavior - probe.full_behavior,
             "staleness": probe.full_behavior - engine,
-            "engine": engine - sent,
+            **({} if is_one_part else {"engine": engine - sent}),
             "precision": sent - own,
             "temperature": own - plain,
             "total": probe.behavior - plain,

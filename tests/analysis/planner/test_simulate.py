@@ -148,6 +148,20 @@ def test_asking_ahead_hides_the_shorter_side(make_place: Maker):
     assert flows[1].staleness_max == 1
 
 
+def test_a_step_ahead_on_the_same_devices_hides_grading_alone(make_place: Maker):
+    """Engines that sleep: answering and learning add up, and grading of half that time costs nothing a step ahead."""
+    pace, seconds = pace_of(make_place(), Layout(8, 4)), []
+    for staleness in (0, 1):
+        place = make_place(prompts=16, answers=Lengths(300, 300, sigma=0), staleness=staleness, is_sleeping=True)
+        answers = answering(place, Layout(8, 4))
+        grade = answers / 2 / place.job.rows
+        turns = timing(pace, 4, learn=lambda tokens, answers=answers: answers, grade=grade)
+        job = replace(place.job, graders=1)
+        seconds.append(simulate(job, turns, steps=8, skipped=3).step_seconds / answers)
+
+    assert seconds == pytest.approx([2.5, 2.0], rel=0.02)
+
+
 def test_what_is_trained_was_generated(make_place: Maker):
     """Over a long run no more is trained than drawn, and what differs is on its way: two steps' worth at most."""
     place = make_place(staleness=2)

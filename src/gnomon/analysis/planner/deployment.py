@@ -71,10 +71,10 @@ def place_of(
     experiment, found = resolved.experiment, hardware_of(hardware)
     if not 1 <= devices <= _MOST_DEVICES:
         raise ConfigError(f"--gpus {devices}: give from 1 to {_MOST_DEVICES:,}")
-    if devices == 1 and experiment.staleness_bound:
+    if devices == 1 and experiment.staleness_bound and not experiment.engine.sleeps:
         raise ConfigError(
             f"--gpus 1: one GPU answers and learns in turn, and max_staleness = {experiment.max_staleness} lets one "
-            "overtake the other; set max_staleness = 0, or give --gpus 2"
+            "overtake the other; set max_staleness = 0 or engine.sleeps = true, or give --gpus 2"
         )
     if experiment.engine.sleeps and devices == 1 and not experiment.learner.offload:
         raise ConfigError(

@@ -68,7 +68,9 @@ def best_layout(place: Deployment) -> BestLayout:
 def reckoned(place: Deployment, taken: Stages) -> float:
     """Return the estimated seconds of a step."""
     depth = place.job.staleness - place.job.slack
-    return taken.overlapped(depth) if depth > 0 else taken.synchronous()
+    if depth <= 0:
+        return taken.synchronous()
+    return taken.taking_turns() if place.is_shared else taken.overlapped(depth)
 
 
 def layouts(place: Deployment) -> Iterator[Layout]:

@@ -186,17 +186,28 @@ class SimulatedEngines:
     version: int = -1
     beats: int = 0
     engines: list[SimulatedEngine] = field(init=False)
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.engines = [SimulatedEngine(self.timing.pace, self.timing.most) for _ in range(self.timing.engines)]
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Return the responses when the longest is complete."""
+        await self._awake.wait()
         oldest = self.version
         lengths = [self.job.answers.of(float(uniforms(key, 1)[0])) for key in keys]
         engine = min(self.engines, key=lambda engine: engine.asked)
         await engine.answer(self.job.prompt, lengths)
+        self._ended.set()
         return [Completion((n,), (0.0,), (0.0,), oldest, self.version, "stop") for n in lengths]
+
+    async def sleep(self) -> None:
+        """Return when all was answered; what is asked from now on waits for the next weights."""
+        self._awake.clear()
+        while any(engine.asked for engine in self.engines):
+            self._ended.clear()
+            await self._ended.wait()
 
     async def load(self, snapshot: Snapshot) -> None:
         """Pause the engines while they load weights."""
@@ -206,6 +217,7 @@ class SimulatedEngines:
         for engine in self.engines:
             engine.pause(False)
         self.version = snapshot.version
+        self._awake.set()
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
         """Return zeros."""
@@ -250,6 +262,7 @@ async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: 
         job.staleness,
         stragglers="drop" if job.is_dropping else "wait",
         slack=job.slack,
+        rest=fleet.sleep if job.is_sleeping else None,
     )
     count = _Count()
     await fleet.load(weights(0))

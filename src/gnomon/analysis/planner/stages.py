@@ -129,6 +129,10 @@ class Stages:
         """Return the seconds of a step in which all stages wait for each other."""
         return self.answering + self.grading + self.learning
 
+    def taking_turns(self) -> float:
+        """Return the seconds of a step ahead of the learner on its own devices: only grading overlaps with it."""
+        return self.answering + max(self.grading, self.learning)
+
     def overlapped(self, depth: int) -> float:
         """Return the approximate seconds of a step if responses may take ``depth`` steps.
 
