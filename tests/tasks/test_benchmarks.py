@@ -364,8 +364,12 @@ def test_an_answer_that_cannot_be_is_refused(tmp_path: Path, name: str, answer: 
 def test_a_benchmark_is_never_trained_on(tmp_path: Path):
     """It is refused as a training task, and taken as what is evaluated on."""
     benchmark = named(copy(tmp_path, "gsm8k"))
-    with pytest.raises(ConfigError, match="'gsm8k' is a test set: it is evaluated on and never trained on"):
-        build_split(benchmark, HeldOut(size=1), as_bytes)
+    for asked, other in (
+        (benchmark, 'questions for training, task = "gsm8k"'),
+        (BenchmarkTask("aime-24"), "another task"),
+    ):
+        with pytest.raises(ConfigError, match=f"'{asked.name}' is a test set: .* never trained on; .*{other}"):
+            build_split(asked, HeldOut(size=1), as_bytes)
     split = build_split(ArithmeticTask(), HeldOut(size=1), as_bytes, benchmark)
 
     assert [split.held_out[i].text for i in range(len(split.held_out))] == [ROWS["gsm8k"]["question"]]

@@ -414,9 +414,11 @@ def build_held_out(
 def _check_trainable(config: TaskConfig) -> None:
     for part in [p.task for p in config.parts] if isinstance(config, MixtureTask) else [config]:
         if isinstance(part, BenchmarkTask):
+            own = part.benchmark if part.benchmark in PUBLISHED else None
+            other = f'its questions for training, task = "{own}"' if own else 'another task, such as task = "math"'
             raise ConfigError(
                 f"'{part.name}' is a test set: it is evaluated on and never trained on; name it as evaluation.task, "
-                'and train on another, such as task = "gsm8k", which are its questions for training'
+                f"and train on {other}"
             )
         if isinstance(part, _Generated) and part.seed in RESERVED:
             raise ConfigError(
