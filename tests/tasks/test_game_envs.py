@@ -31,7 +31,7 @@ def needed(kind: str) -> None:
 def talk(kind: str, use: str, *answers: str, seed: int = 0, prompt: str = "Play.", **settings: Any) -> list[Any]:
     """What it says to a reset, to each answer, and at its end."""
     needed(kind)
-    host = EnvServer(EnvironmentConfig(kind=kind, use=use, settings=settings))  # type: ignore[arg-type]
+    host = EnvServer(EnvironmentConfig(kind=kind, use=use, settings=settings, max_concurrent=1))  # type: ignore
     host.prepare()
     requests = [{"do": "reset", "luck": 0, "prompt": prompt, "columns": {"seed": seed}}]
     requests += [{"do": "step", "text": text} for text in answers]
@@ -221,6 +221,8 @@ def test_openenv_steps_by_text_or_object(tmp_path: Path):
         assert begun["messages"] == [["user", '{"echoed_message": "Echo environment ready!", "message_length": 0}']]
         assert (text["reward"], given["reward"], end["reward"]) == (0.5, 0.1, None)
         assert json.loads(texts([text])[0]) == {"echoed_message": "hello", "message_length": 5}
+        with pytest.raises(ConfigError, match=r"holds 1 sessions at once: set environment.max_concurrent = 1"):
+            EnvServer(EnvironmentConfig(kind="openenv", use=address, max_concurrent=2)).prepare()
         assert wrong["messages"] == [["user", 'No such action: {"message": 3}']]
         assert wrong["fault"] is None
 

@@ -19,7 +19,7 @@ from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.agent_program import AgentProgram, check_agent
 from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
 from gnomon.tasks.environment import EnvironmentConfig
-from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game
+from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game, check_server
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
@@ -36,7 +36,7 @@ _PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
 }  # fmt: skip
 _CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
     "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime, "agent": check_agent,
-    "gymnasium": check_game, "textarena": check_game, "openenv": check_game, "taskset": check_taskset,
+    "gymnasium": check_game, "textarena": check_game, "openenv": check_server, "taskset": check_taskset,
 }  # fmt: skip
 
 T = TypeVar("T")

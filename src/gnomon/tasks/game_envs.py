@@ -270,6 +270,30 @@ def check_game(plan: EnvironmentConfig) -> None:
         )
 
 
+def check_server(plan: EnvironmentConfig) -> None:
+    """Open as many sessions as rollouts may have at once, and check what `check_game` does.
+
+    Raises:
+        ConfigError: The server holds fewer, or as `check_game`.
+    """
+    check_game(plan)
+
+    async def opened() -> None:
+        async with AsyncExitStack() as stack:
+            for number in range(plan.max_concurrent):
+                client = foreign_package("openenv").GenericEnvClient(base_url=plan.use)
+                try:
+                    await (await stack.enter_async_context(client)).state()
+                except (RuntimeError, OSError) as error:
+                    raise ConfigError(
+                        f"the server {plan.use} holds {number} sessions at once: set environment.max_concurrent = "
+                        f"{number}, or start it with max_concurrent_envs = {plan.max_concurrent} "
+                        f"({exception_text(error)})"
+                    ) from error
+
+    asyncio.run(opened())
+
+
 def write_questions(
     kind: str, use: str, path: Path, count: int, settings: Mapping[str, Any] | None = None, first_seed: int = 0
 ) -> None:
