@@ -20,7 +20,7 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.vllm.engine import SUPPORTED, make_vllm
 from gnomon.models.lora import merged_tensors
-from gnomon.models.tiny import tiny_model
+from gnomon.models.tiny import TINY_MODELS, save_tiny, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "engines.md"
@@ -119,7 +119,7 @@ def test_what_it_cannot_say_is_refused(native):
     native(steps)
 
 
-def test_docs_say_what_the_installed_vllm_has(folder, monkeypatch):
+def test_docs_say_what_the_installed_vllm_has(folder, monkeypatch, tmp_path):
     """Each row of the table in docs/engines.md is looked up in the package, not remembered."""
     from vllm import EngineArgs, SamplingParams, outputs
     from vllm.config.model import LogprobsMode
@@ -130,6 +130,17 @@ def test_docs_say_what_the_installed_vllm_has(folder, monkeypatch):
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     config = EngineArgs(model=str(folder), dtype="float32", skip_tokenizer_init=True).create_engine_config()
     arguments = {one.name for one in fields(EngineArgs)}
+    mixture = save_tiny(tmp_path, config=TINY_MODELS["tiny-moe"])
+
+    def takes(**asked: object) -> bool:
+        """Whether vLLM configures a mixture so on this machine."""
+        try:
+            EngineArgs(model=str(mixture), dtype="float32", skip_tokenizer_init=True, **asked).create_engine_config()
+        except ValueError:
+            return False
+        return True
+
+    assert takes()
     has = {
         "the second model runner on a CPU without Triton": config.use_v2_model_runner,
         "asynchronous scheduling on a CPU": config.scheduler_config.async_scheduling,
@@ -137,7 +148,10 @@ def test_docs_say_what_the_installed_vllm_has(folder, monkeypatch):
         "trace replay": "enable_trace_replay" in arguments and hasattr(SamplingParams(), "trace_decode_token_ids"),
         "logits processors on the second runner": find_spec("vllm.v1.worker.gpu.sample.logits_processor") is not None,
         "weight versions of an answer in spans": hasattr(outputs, "WeightVersionSpan"),
-        "experts of each token": "enable_return_routed_experts" in arguments,
+        "experts of each token, with an answer's end, on the second runner": "enable_return_routed_experts"
+        in arguments,
+        "experts of each token on a CPU": takes(enable_return_routed_experts=True),
+        "sleep mode on a CPU": takes(enable_sleep_mode=True),
     }
     rows = re.findall(r"^\| (.+) \| (yes|no) \| .+ \|$", PAGE.read_text(), flags=re.MULTILINE)
     assert {name: said == "yes" for name, said in rows} == has
