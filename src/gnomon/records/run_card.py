@@ -23,7 +23,7 @@ from gnomon.core.tables import packaged_toml
 
 PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
-    "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray",
+    "reasoning-gym", "math-verify", "datasets", "pyarrow", "ray", "llguidance",
 )  # fmt: skip
 _LONGEST_END = 2000
 PROMISES: Mapping[str, str] = packaged_toml("gnomon.records", "promises.toml")

@@ -1,4 +1,4 @@
-"""A judge: a language model behind an OpenAI-style endpoint that grades answers by a rubric in words.
+"""A judge: a language model behind an OpenAI-style endpoint, or the policy, that grades answers by a rubric in words.
 
 The judged text is one line of JSON between two marks that are made of its own digest, so no text can end its quotation.
 """
@@ -17,6 +17,8 @@ from gnomon.rewards.function import spoken_by
 
 BEST = 10
 """The highest grade of a criterion; the lowest is 0."""
+POLICY = "policy"
+"""The ``url`` of a judge that is the policy itself."""
 MEASURES = ("_agreement", "_tokens", "_cost")
 """Ends of the names of what is measured beside a judge's grade."""
 
@@ -47,7 +49,8 @@ class RubricJudge(Verifier):
 
     Attributes:
         url: The endpoint's base, such as "https://api.openai.com/v1"; requests go to ``url``/chat/completions.
-        judge: The name of the judging model there.
+            "policy" asks the weights that are trained, as they are then; a JSON schema holds them to the reply's form.
+        judge: The name of the judging model there; not needed for the policy.
         criteria: What a good answer does, one sentence each; a grade from 0 to 10 is asked for each.
         kind: "judge".
         over: "answer" grades each answer by itself, "group" all answers to a question in one request.
@@ -71,8 +74,8 @@ class RubricJudge(Verifier):
     """
 
     url: str
-    judge: str
-    criteria: tuple[str, ...]
+    judge: str = ""
+    criteria: tuple[str, ...] = ()
     kind: Literal["judge"] = field(default="judge", kw_only=True)
     over: Literal["answer", "group"] = "answer"
     criterion_weights: tuple[float, ...] = ()
@@ -96,7 +99,12 @@ class RubricJudge(Verifier):
         check_bounds(
             "RubricJudge",
             self,
-            url=(bool(is_plain), "an http or https address without a login or a query, such as http://host:8000/v1"),
+            url=(
+                bool(is_plain) or self.is_policy,
+                "'policy', or an http or https address without a login or a query, such as http://host:8000/v1",
+            ),
+            judge=(bool(self.judge) or self.is_policy, "the name of the judging model at the endpoint"),
+            variable=(not (self.variable and self.is_policy), "empty where the policy judges, which has no key"),
             criteria=(
                 bool(self.criteria) and all(c.strip() for c in self.criteria),
                 "at least one sentence, none empty",
@@ -110,6 +118,18 @@ class RubricJudge(Verifier):
                 'at least 1, and even with over = "group", where each order is asked for in reverse too',
             ),
         )
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy itself judges."""
+        return self.url == POLICY
+
+    def schema(self, answers: int) -> dict[str, Any]:
+        """Return the JSON schema of a reply about that many answers."""
+        rows: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": BEST}
+        for count in (len(self.criteria), *([answers] if self.over == "group" else [])):
+            rows = {"type": "array", "items": rows, "minItems": count, "maxItems": count}
+        return {"type": "object", "properties": {"grades": rows}, "required": ["grades"], "additionalProperties": False}
 
     def __call__(self, sample: Sample) -> float:
         """Refuse: the judge is asked before the sample is graded."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gnomon.core.errors import RewardError
 from gnomon.core.processes.exceptions import shorten
@@ -29,14 +29,39 @@ _LONGEST_REPLY = 1 << 22
 _PER_MILLION = 1e-6
 
 
+class JudgingPolicy(Protocol):
+    """The policy as a judge; called in a thread that may wait."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that answer now."""
+
+    def __call__(
+        self, body: Mapping[str, Any], schema: Mapping[str, Any], seed: str, is_over: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Return a reply of the endpoint's form that obeys ``schema``, with the ``version`` of its weights.
+
+        Args:
+            seed: What the draws depend on, beside the run's seed.
+            is_over: Whether nobody waits any more.
+
+        Raises:
+            VerifierError: The prompt is too long, or it is over.
+        """
+
+
 class JudgeCache:
     """What a judge said, by the digest of what it was asked; in a file of JSON lines, or in memory alone.
+
+    Attributes:
+        policy: Who answers where the policy judges; set once there is an engine.
 
     Args:
         path: The file; None keeps nothing beyond the process. A last line that was cut off is left out.
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        self.policy: JudgingPolicy | None = None
         self._path, self._lock = path, threading.Lock()
         self._known: dict[str, dict[str, Any]] = {}
         self._gates: dict[str, threading.Lock] = {}
@@ -162,11 +187,24 @@ class JudgeClient(Scorer):
             "temperature": plan.temperature,
             "max_tokens": plan.max_tokens,
         }
-        digest = hashlib.sha256(json.dumps([plan.url, body, vote], sort_keys=True).encode()).hexdigest()
-        return self._cache.said(digest, partial(self._asked, body, len(samples)))
+        said = [plan.url, body, vote] + ([self._policy.version] if plan.is_policy else [])
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        return self._cache.said(digest, partial(self._asked, body, len(samples), digest))
 
-    def _asked(self, body: dict[str, Any], answers: int) -> dict[str, Any]:
+    @property
+    def _policy(self) -> JudgingPolicy:
+        assert self._cache.policy is not None, "the engine is there before an answer is judged"
+        return self._cache.policy
+
+    def _asked(self, body: dict[str, Any], answers: int, digest: str) -> dict[str, Any]:
         plan, cause = self._settings, ""
+        if plan.is_policy:
+            reply = self._policy(body, plan.schema(answers), digest, self._closed.is_set)
+            try:
+                grades = _read(reply, len(plan.criteria), answers if plan.over == "group" else None)
+            except _Unusable as error:  # cut off at max_tokens
+                raise VerifierError(f"the policy gave no grades: {shorten(str(error))}") from None
+            return {**grades, "version": reply["version"]}
         for attempt in range(plan.attempts):
             if self._closed.wait(plan.pause_seconds * 2 ** (attempt - 1) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")

@@ -93,7 +93,7 @@ from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.result import Result
 from gnomon.training.result import load as load_run
 from gnomon.training.resume import find_resume_point, rewind
-from gnomon.training.reward_models import check_reward_models
+from gnomon.training.reward_models import PolicyJudge, check_judging_policy, check_reward_models
 from gnomon.training.run import StopRequest
 from gnomon.training.run_logger import FinishedStep
 from gnomon.training.signals import stopping
@@ -485,6 +485,7 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
         ModelError: If a reward model cannot be used.
     """
     check_reward_models(asked.gradings, experiment.cluster.kind != "none")
+    check_judging_policy(asked.gradings, experiment.engine, PolicyJudge.over(asked, experiment.seed))
     if not experiment.rewards and experiment.environment is None:
         return
     if experiment.algorithm.is_supervised and not asked.exams:

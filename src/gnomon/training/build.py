@@ -55,6 +55,7 @@ from gnomon.training.logged_rollouts import LoggedRollouts, said_of_policy
 from gnomon.training.mismatch import DecomposedMismatch, MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
+from gnomon.training.reward_models import PolicyJudge
 from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
 from gnomon.training.run_logger import FinishedStep, RunLogger, SupervisedMetrics
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
@@ -380,6 +381,7 @@ async def _rollouter(
     """Return what asks the engine and has answers judged; None where no answer is generated."""
     if judge is None:
         return None
+    asked.judged.policy = PolicyJudge.over(asked, experiment.seed, engine)
     plan = experiment.environment
     conversation: AgentRollout | MultiTurnRollout | None = None
     if plan is not None and plan.is_agent:

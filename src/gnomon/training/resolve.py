@@ -20,6 +20,7 @@ from gnomon.models.device import describe_device, resolve_device
 from gnomon.models.size import outline
 from gnomon.models.slow import slow_parts
 from gnomon.records.run_card import PROMISES
+from gnomon.rewards.judge import RubricJudge
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ class Resolved:
             return PROMISES["native"]
         if experiment.staleness_bound:
             return PROMISES["overlapped"]
-        if experiment.environment is not None:
+        judges = (one.verifier for one in experiment.rewards if isinstance(one.verifier, RubricJudge))
+        if experiment.environment is not None or any(judge.is_policy for judge in judges):
             return PROMISES["conversing"]
         if experiment.cluster.kind != "none":
             return PROMISES["clustered"]

@@ -1,25 +1,37 @@
 """Reward models: checked before the run's model is loaded, and loaded where the graders are."""
 
+import asyncio
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gnomon.core.errors import ConfigError, UserError, unknown
+from gnomon.core.sections import EngineConfig, GrammarConfig
+from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.grammar import Grammar
 from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.models.classifier import Classifier, ClassifierFiles, Encoded, load_classifier, read_classifier
 from gnomon.models.device import resolve_device
-from gnomon.rewards.base import Sample
+from gnomon.models.tokenizer import Tokenizer
+from gnomon.rewards.base import Sample, VerifierError
 from gnomon.rewards.function import spoken_by
 from gnomon.rewards.grader_pool import Scorer
 from gnomon.rewards.grading import Grading
 from gnomon.rewards.judge import RubricJudge
 from gnomon.rewards.judge_client import JudgeCache, JudgeClient
 from gnomon.rewards.model import RewardModel
-from gnomon.tasks.chat import hide
+from gnomon.tasks.chat import ChatRenderer, hide
+from gnomon.training.build_data import TrainingData
 
 _PROBE = Sample("1 + 1 =", "2")
+_LOOK_SECONDS = 0.2
+_ONE_LINE = {"x-guidance": {"whitespace_pattern": " ?"}}
+"""How llguidance is told that JSON has a blank between its parts at most."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,100 @@ def check_reward_models(gradings: Iterable[Grading], on_cluster: bool = False) -
                 f"the reward '{part}' is a judge, and graders on a cluster keep no record of what a judge said; run "
                 "without a cluster (cluster.kind = 'none')"
             )
-        else:
+        elif not settings.is_policy:
             JudgeClient(settings, JudgeCache()).try_once()
+
+
+def check_judging_policy(gradings: Iterable[Grading], engine: EngineConfig, policy: "PolicyJudge") -> None:
+    """Refuse the policy as a judge where it cannot be asked, before it is loaded.
+
+    Raises:
+        ConfigError: The engine is another than gnomon's own, llguidance is missing, or the context is too short.
+    """
+    for part, plan in dict.fromkeys(each for grading in gradings for each in grading.models.items()):
+        if not isinstance(plan, RubricJudge) or not plan.is_policy:
+            continue
+        said = f"reward '{part}': the policy as a judge (url = 'policy')"
+        if engine.kind != "local":
+            raise ConfigError(
+                f"{said} is asked by gnomon's own engine, and engine.kind = '{engine.kind}'; set engine.kind = "
+                "'local', or give the url of an endpoint"
+            )
+        many = 1 + (plan.over == "group")
+        prompt = policy.render(plan.messages(*[_PROBE, Sample("1 + 1 =", "3")][:many]))
+        whole, longest = len(prompt) + plan.max_tokens, policy.tokenizer.context_length
+        if longest is not None and whole > longest:
+            raise ConfigError(
+                f"{said} reads {len(prompt)} tokens about a short answer and may write max_tokens = {plan.max_tokens}, "
+                f"beyond its context of {longest}; lower max_tokens, or take a judge with a longer context"
+            )
+        Grammar.of(policy.asked(plan.temperature, plan.max_tokens, plan.schema(many)))
+
+
+@dataclass(frozen=True)
+class PolicyJudge:
+    """The policy as a judge: the engine's weights of the moment answer, drawn by a key of what was asked.
+
+    Attributes:
+        engine: Answers in ``loop``, while a thread waits.
+        render: Messages to tokens; their texts have no control tokens.
+        sampling: The run's, for its stop tokens.
+        seed: The run's.
+    """
+
+    engine: Engine | None
+    loop: asyncio.AbstractEventLoop | None
+    render: ChatRenderer
+    tokenizer: Tokenizer
+    sampling: Sampling
+    seed: int
+
+    @classmethod
+    def over(cls, asked: TrainingData, seed: int, engine: Engine | None = None) -> "PolicyJudge":
+        """Return that of a run; of the running event loop where there is an engine."""
+        loop = None if engine is None else asyncio.get_running_loop()
+        return cls(engine, loop, ChatRenderer(asked.tokenizer), asked.tokenizer, asked.sampling, seed)
+
+    @property
+    def version(self) -> int:
+        """Of the weights that answer now."""
+        return -1 if self.engine is None else self.engine.version
+
+    def asked(self, temperature: float, most: int, schema: Mapping[str, Any]) -> Sampling:
+        """Return how a reply is drawn: from all tokens that the schema allows."""
+        grammar, ends = GrammarConfig(schema={**schema, **_ONE_LINE}), self.sampling
+        return Sampling(
+            temperature, max_completion_length=most, grammar=grammar, stop_ids=ends.stop_ids, tokenizer=ends.tokenizer,
+            trust_remote_code=ends.trust_remote_code,
+        )  # fmt: skip
+
+    def __call__(
+        self, body: Mapping[str, Any], schema: Mapping[str, Any], seed: str, is_over: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Return the reply; see `JudgingPolicy`."""
+        assert self.engine is not None, "asked once there is an engine"
+        assert self.loop is not None, "an engine is one of a loop"
+        try:
+            prompt = self.render(body["messages"])
+        except UserError as error:
+            raise VerifierError(f"the policy cannot be asked: {error}") from None
+        key = int(hashlib.sha256(f"{self.seed} {seed}".encode()).hexdigest()[:32], 16)
+        drawn = self.engine.generate(prompt, [key], self.asked(body["temperature"], body["max_tokens"], schema))
+        reply = asyncio.run_coroutine_threadsafe(drawn, self.loop)
+        while not reply.done():
+            wait([reply], timeout=_LOOK_SECONDS)
+            if is_over():
+                reply.cancel()
+                raise VerifierError("the run ended before the judge answered")
+        try:
+            [done] = reply.result()
+        except ConfigError as error:
+            raise VerifierError(f"the policy cannot be asked: {error}") from None
+        return {
+            "choices": [{"message": {"content": self.tokenizer.decode(done.tokens)}}],
+            "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(done.tokens)},
+            "version": done.newest_version,
+        }
 
 
 def load_scorer(settings: RewardModel | RubricJudge, said: JudgeCache | None = None) -> Scorer:
