@@ -8,7 +8,7 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train docs test test-full test-versions test-release peers vllm bench lint clean
+.PHONY: help setup model train docs test test-full test-versions test-release lock peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -97,6 +97,9 @@ test-versions: setup ## the models' tests with transformers 5.16 to 5.24, and wi
 
 test-release: setup ## build wheel and sdist, and try them and each extra in fresh environments (ten minutes)
 	@sh tests/release.sh $(BIN)/python
+
+lock: setup ## write constraints.lock and docker/cuda.lock, with digests, after constraints.txt has changed
+	@sh tests/lock.sh $(BIN)/python $(ARGS)
 
 peers: $(PEERS)/.gnomon-setup ## make .venv-peers, with the implementations that gnomon is compared with (once)
 	@:

@@ -78,4 +78,6 @@ for extra in "$@"; do
 	inside "$extra" "$work/extra/bin/python" "$work/guarded.py" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
 	rm -rf "$work/extra"
 done
+say "the digests of constraints.lock"
+"$work/build/bin/python" -m pip --disable-pip-version-check install -qq --dry-run --no-deps --require-hashes --requirement "$root/constraints.lock"
 say "dist/ has what was tried: ${wheel##*/}, ${sdist##*/}"

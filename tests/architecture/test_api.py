@@ -83,6 +83,20 @@ def test_constraints_are_plain_versions():
     assert [f"{name}=={v}" for name, v in pins().items() if not re.fullmatch(r"[0-9][0-9a-z.]*", v)] == []
 
 
+def test_the_lock_has_digests_of_what_is_pinned_and_no_address():
+    """constraints.lock has every version of constraints.txt with digests, docker/cuda.lock others; neither a host."""
+    files = (ROOT / "constraints.lock", ROOT / "docker" / "cuda.lock")
+    entry = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.M)
+    whole, cuda = ({name.lower().replace("_", "-"): v for name, v, _ in entry.findall(f.read_text())} for f in files)
+
+    assert whole == pins()
+    assert not set(cuda) & set(whole)
+    assert "triton" in cuda
+    rest = [entry.sub("", re.sub(r"^#.*\n", "", f.read_text(), flags=re.M)).strip() for f in files]
+    assert rest == ["", ""]
+    assert [f.name for f in files if "://" in f.read_text()] == []
+
+
 def test_every_error_is_documented():
     """docs/errors.md and the tree in errors.py name every error class."""
     classes = [name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, Exception)]

@@ -91,7 +91,7 @@ WRONG = {
     "number for a truth": (["records.rollouts=1"], "records.rollouts = 1: should be true or false"),
     "point in a whole number": (["steps=3.0"], "steps = 3.0: should be a whole number; write 3"),
     "one number for two": (["learner.optimizer.betas=[0.9]"], "should be a list of 2"),
-    "text for a list": (["packages=numpy"], "packages = 'numpy': should be a list, such as"),
+    "table for a list": (["packages={numpy=1}"], "packages = {'numpy': 1}: should be a list, such as"),
     "text for a table": (["environment=none"], "environment = 'none': should be a table"),
     "far more held out than there are": (["held_out.size=100000"], "makes only 25 different questions in"),
     "table for a number": (["steps={a=1}"], "steps = {'a': 1}"),

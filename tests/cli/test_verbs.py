@@ -108,13 +108,20 @@ def test_help_and_version(capsys: Capture):
     for arguments in ((), ("--help",), ("-h",), ("help",)):
         said = spoken(capsys, *arguments)
         assert all(f"  {verb} " in said for verb in VERBS)
-    assert re.fullmatch(r"gnomon \d+\.\d+\.\d+\n", spoken(capsys, "--version"))
+    for arguments in (("--version",), ("-V",), ("version",)):
+        assert re.fullmatch(r"gnomon \d+\.\d+\.\d+\n", spoken(capsys, *arguments))
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "train"])
+    said = capsys.readouterr().out
+    assert said.startswith("usage: gnomon train")
+    assert "\n  gnomon train my.toml algorithm=spo --run-dir runs/spo\n" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("train",), "the following arguments are required: experiment"),
+        (("train",), "the following arguments are required: experiment\n"),
+        (("continue",), "the following arguments are required: run\n"),
         (("train", "tiny", "--rundir", "x"), "unrecognized arguments: --rundir"),
         (("evaluate", "tiny", "--samples", "four"), "argument --samples: invalid int value: 'four'"),
         (("export", "run"), "the following arguments are required: folder"),

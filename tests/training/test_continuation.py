@@ -298,6 +298,14 @@ def test_with_nothing_but_a_name_another_run_is_the_longer_run(parent: Path, tmp
     assert third == tmp_path / "first-3"
 
 
+def test_an_adapter_that_cannot_change_is_said_by_its_setting():
+    """The setting and both values, as they are written, and no form of Python."""
+    begun, asked = (load("tiny", ["lora={}", f"lora.base={base}"]).experiment for base in ("nf4", "int8"))
+
+    with pytest.raises(ConfigError, match=r"^lora\.base is 'nf4' in runs/first, .* and cannot become 'int8'; leave it"):
+        ParentRun(Path("runs/first/checkpoints/step-3"), begun)._check(asked)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -16,6 +16,18 @@ _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 _LIKE_AN_OPTION = 0.75
 
 
+class _Form(argparse.HelpFormatter):
+    """Help whose examples have a line each, so that none is broken."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        head, found, rest = text.partition("examples: ")
+        return (
+            f"examples:\n  {rest}".replace(", gnomon", "\n  gnomon")
+            if found
+            else super()._fill_text(head, width, indent)
+        )
+
+
 class VerbParser(argparse.ArgumentParser):
     """The parser of a verb.
 
@@ -30,7 +42,7 @@ class VerbParser(argparse.ArgumentParser):
     def __init__(
         self, verb: str, about: str | None, examples: str | None = None, is_raw: bool = False, **settings: Any
     ) -> None:
-        form = argparse.RawDescriptionHelpFormatter if is_raw else argparse.HelpFormatter
+        form = argparse.RawDescriptionHelpFormatter if is_raw else _Form
         super().__init__(prog=f"gnomon {verb}", description=about, epilog=examples, formatter_class=form, **settings)
 
 

@@ -30,7 +30,9 @@ def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser("continue", __doc__, EXAMPLES, is_raw=True)
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that change, such as steps=200")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="settings that change, such as steps=200"
+    )
     parser.add_argument("--run-dir", type=Path, help="where to write another run (default: RUN-2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)

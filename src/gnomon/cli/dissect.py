@@ -21,7 +21,7 @@ def build_parser() -> SettingsParser:
     )
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"
+        "overrides", nargs="*", default=[], metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"
     )
     parser.add_argument("--algorithms", metavar="NAMES", help="a,b,c: presets, or path.py:NAME of your own")
     parser.add_argument("--rows", type=int, default=16, help="sequences and tokens shown in each table (default: 16)")

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     given = build_parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
-    check_evaluation(overrides)
+    check_evaluation(overrides, given.task or ())
 
     if not given.task:  # a model of the hub is asked about a task that is named
         RunDirectory.check_there(
@@ -70,7 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
     parser.add_argument("second", nargs="?", help="another one, to be compared with the first")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as sampling.temperature=0.6")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as sampling.temperature=0.6"
+    )
     parser.add_argument(
         "--task",
         action="append",

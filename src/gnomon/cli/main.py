@@ -112,11 +112,13 @@ def _keep_bytecode_whole() -> None:
 
 
 def _chosen(given: Sequence[str]) -> int:
+    if given[:1] == ["help"] and len(given) > 1:
+        given = [given[1], "--help"]
     if not given or given[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0
     verb, rest = given[0], given[1:]
-    if verb == "--version":
+    if verb in ("--version", "-V", "version"):
         from importlib.metadata import version
 
         print(f"gnomon {version('gnomon')}")

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         "plan", __doc__, "examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved"
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     parser.add_argument(
         "--resolved",
         action="store_true",
@@ -51,6 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error("--json prints one object and --resolved an experiment: leave one out")
     check_names(given.experiment, given.overrides)
     if given.hardware is not None:
+        import_module("gnomon.analysis.planner.hardware").hardware_of(given.hardware)
         return _on_cluster(given)
     if (given.gpus, given.prompt_tokens, given.answer_tokens) != (None, None, None):
         parser.error("--gpus, --prompt-tokens and --answer-tokens are for --hardware")

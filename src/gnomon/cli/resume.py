@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the verb."""
     parser = VerbParser("resume", __doc__, "examples: gnomon resume runs/first")
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
     return parser

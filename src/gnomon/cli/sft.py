@@ -26,7 +26,9 @@ def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser("sft", __doc__, is_raw=True)
     parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3"
+    )
     add_run_options(parser)
     return parser
 

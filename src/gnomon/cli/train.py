@@ -20,7 +20,11 @@ def build_parser() -> SettingsParser:
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny-sums)")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="such as steps=50 algorithm=spo algorithm.num_generations=4"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="such as steps=50 algorithm=spo algorithm.num_generations=4",
     )
     parser.add_argument("--from", dest="logged", metavar="FOLDER", help="train on what a run logged in RUN/rollouts")
     add_run_options(parser)

@@ -521,6 +521,8 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     if isinstance(whole.get("cluster"), str):
         whole["cluster"] = ClusterConfig.named(whole["cluster"])
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
+    if isinstance(own := whole.get("environment"), str) and ":" in own:
+        whole["environment"] = {"kind": "class", "use": own}
     _settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     notes += _name_adapter(whole)
@@ -538,6 +540,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
         if key not in own:
             raise ConfigError(unknown("key", key, [*own, *(n for n in FOREIGN if "." not in n), *COMPOSED]))
     rewards = whole.get("rewards", [])
+    rewards = [rewards] if isinstance(rewards, str) and rewards else rewards
     if not isinstance(rewards, list):
         raise ConfigError(f"rewards = {rewards!r}: should be a list of tables, each [[rewards]] with a kind")
     whole["rewards"] = [_reward(table) for table in rewards]

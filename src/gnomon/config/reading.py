@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -17,9 +18,9 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
-from gnomon.core.errors import ConfigError, ModelError, holds, shortened, unknown
-from gnomon.core.sections import ENGINE_KINDS, check_values
-from gnomon.core.tables import canonical, parse_toml
+from gnomon.core.errors import ConfigError, DatasetError, ModelError, UserError, holds, no_file, shortened, unknown
+from gnomon.core.sections import ENGINE_KINDS, TABLE_SUFFIXES, check_values
+from gnomon.core.tables import canonical, flat, parse_toml
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -122,9 +123,12 @@ def check_names(
     foreign, _ = translated(taken_out(table))
     settings, _ = translated([parse_override(each) for each in overrides])
     given = [*_flat(table), *foreign, *settings]
+    last, faults = dict(given), dict[str, UserError]()
     for key, _ in given:
-        _check_key(key)
-    last, faults = dict(given), dict[str, None]()
+        with _noted(faults):
+            _check_key(key)
+    if faults:
+        raise _together(faults)
     own = (value for key, value in given if key.partition(".")[0] == "algorithm")
     is_own = any(re.search("\\w:\\w", str(value)) for value in own)  # path.py:NAME has fields of its own
     for key, value, kinds in [
@@ -132,28 +136,71 @@ def check_names(
         *((key, value, _kinds([*table.items(), *foreign, *settings])) for key, value in (*foreign, *settings)),
     ]:
         if not (is_own and key.partition(".")[0] == "algorithm"):
-            try:
+            with _noted(faults):
                 _check_value(*_nested(key, value), kinds)
-            except ConfigError as fault:
-                faults[str(fault)] = None
-    if faults:
-        raise ConfigError("; ".join(faults))
-    _check_algorithm(last.get("algorithm", last.get("algorithm.preset")))
-    for name in algorithms:
-        _check_algorithm(name.strip(), f"{name}: ")
-    _check_task(last.get("task"))
-    named = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
-    for number, kind in enumerate(named):
+    for name, place in (
+        (last.get("algorithm", last.get("algorithm.preset")), ""),
+        *((a.strip(), f"{a}: ") for a in algorithms),
+    ):
+        with _noted(faults):
+            _check_algorithm(name, place)
+    tasks = [
+        {"kind": last.get("task.kind"), "path": last.get("task.path")},
+        last.get("task"),
+        last.get("evaluation.task"),
+    ]
+    for named in (
+        *tasks,
+        *(each.get("task") if isinstance(each, Mapping) else each for each in _list(last.get("evaluation.tasks"))),
+    ):
+        with _noted(faults):
+            _check_task(named)
+    named_kinds = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
+    for number, kind in enumerate(named_kinds):
         if isinstance(kind, str) and ":" not in kind and kind not in known_names()["rewards"]:
-            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}")
+            said = f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}"
+            faults.setdefault(said, ConfigError(said))
+    for check in (_check_engine, _check_model, _check_files):
+        with _noted(faults):
+            check(last)
+    if faults:
+        raise _together(faults)
+
+
+def _check_engine(last: Mapping[str, Any]) -> None:
     engine = last.get("engine", last.get("engine.kind", "local"))
     if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
+
+
+def _check_model(last: Mapping[str, Any]) -> None:
     model = last.get("model")
     if isinstance(model, str) and (not model.strip() or "://" in model):
         raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
     if isinstance(model, str) and model.startswith((".", "/")) and not os.path.exists(model):
         raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
+
+
+def _check_files(last: Mapping[str, Any]) -> None:
+    """Refuse files of the user's own code, "path.py:NAME" anywhere in the settings, that are not there."""
+    named = {key: re.fullmatch(r"(.+\.py):\w+", value) for key, value in flat(last).items() if isinstance(value, str)}
+    gone = [(key, found[0], Path(found[1]).expanduser()) for key, found in named.items() if found is not None]
+    said = [f"{key} = '{value}': {no_file(file, ('.py',))}" for key, value, file in gone if not os.path.exists(file)]
+    if said:
+        raise ConfigError("; ".join(said))
+
+
+@contextmanager
+def _noted(faults: dict[str, UserError]) -> Iterator[None]:
+    """Note an error of the user's that the block raises, so that all of them are told at once."""
+    try:
+        yield
+    except UserError as fault:
+        faults.setdefault(str(fault), fault)
+
+
+def _together(faults: Mapping[str, UserError]) -> UserError:
+    return ConfigError("; ".join(faults)) if len(faults) > 1 else next(iter(faults.values()))
 
 
 _TRAINING = (
@@ -163,14 +210,16 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def check_evaluation(overrides: Sequence[str]) -> None:
-    """Refuse settings of an evaluation that do not exist, have another type, or are of training alone.
+def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = ()) -> None:
+    """Refuse tasks that do not exist, and settings that do not, have another type, or are of training alone.
 
     Raises:
-        ConfigError: The message has the setting, and what to do.
+        ConfigError, DatasetError: The message has the setting, and what to do.
     """
     settings, _ = translated([parse_override(each) for each in overrides])
     kinds = _kinds(settings)
+    for task in tasks:
+        _check_task(task)
     for key, value in settings:
         _check_key(key)
         _check_value(*_nested(key, value), kinds)
@@ -233,9 +282,14 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         if isinstance(value, Mapping) or isinstance(each, Mapping):
             _check_value(below, each, {**kinds, **_kinds([(key, value), (below, each)])})
     types = {said for kind, said in known.get(name, {}).items() if kind in ("", kinds.get(at, kind))}
-    if len(types) == 1 and (said := _type_flaw(next(iter(types)), value)) is not None:
+    type_said = next(iter(types)) if len(types) == 1 else ""
+    if type_said.startswith("list of "):
+        for number, each in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
+                raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}")
+    if type_said and (said := _type_flaw(type_said, value)) is not None:
         if name == "kind" and isinstance(value, str):
-            kinds_here = re.findall('"(.*?)"', next(iter(types)))
+            kinds_here = re.findall('"(.*?)"', type_said)
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
     bounds = known_names()["bounds"].get(path, {})
@@ -290,6 +344,7 @@ def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _list(value: Any) -> list[Any]:
+    value = [value] if isinstance(value, str) else value
     return [each for each in value if isinstance(each, str | Mapping)] if isinstance(value, list) else []
 
 
@@ -362,8 +417,12 @@ def check_named_task(name: str) -> None:
 
 def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     """Refuse a name that is no task's; a file, a dataset and a generator of another reasoning-gym may exist."""
-    ending = "" if known else "; or a file ending in .jsonl, .json, .csv, .tsv, .parquet or .arrow"
+    ending = "" if known else f"; or a file ending in {', '.join(TABLE_SUFFIXES[:-1])} or {TABLE_SUFFIXES[-1]}"
     known = known or known_names()["tasks"]
+    file = name.get("path") if isinstance(name, Mapping) and name.get("kind") == "table" else name
+    is_file = isinstance(file, str) and file.lower().endswith(TABLE_SUFFIXES)
+    if is_file and "=" not in file and "://" not in file and not os.path.exists(file):
+        raise DatasetError(no_file(Path(file), TABLE_SUFFIXES))
     if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return
     try:

@@ -34,6 +34,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 
@@ -302,6 +303,25 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     shown = names if len(names) <= _MOST_NAMES else near or names[:_FEW_NAMES]
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(shown)}{more}"
+
+
+def no_file(path: Path, endings: Iterable[str]) -> str:
+    """Return a sentence that says ``path`` does not exist, with the files beside it that may be meant.
+
+    Args:
+        path: A file or folder that is not there.
+        endings: Of files that may be meant where no name is like it.
+    """
+    folder = path.parent
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, which does not exist"
+    if not folder.is_dir():
+        return f"{path} does not exist, nor does its folder {folder}"
+    names = sorted(entry.name for entry in folder.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
+    near = near or [name for name in names if name.lower().endswith(tuple(endings))][:3]
+    hint = f"did you mean {', '.join(str(folder / name) for name in near)}?" if near else "nothing there is like it"
+    return f"{path} does not exist; {hint}"
 
 
 def _is_slip(name: str, known: str) -> bool:

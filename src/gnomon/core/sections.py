@@ -233,6 +233,8 @@ class EvalSampling:
         return "" if getattr(self, name) is not None else " (training's)"
 
 
+TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+"""Files that a table is read from."""
 ENGINE_KINDS = "'local', 'vllm', or an engine of your own as 'path.py:Class'"
 """What `EngineConfig.kind` may be, for messages."""
 

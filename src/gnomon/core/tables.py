@@ -174,6 +174,13 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return value
     for member in allowed:
         arguments = typing.get_args(member)
+        if (
+            type(value) in (str, int, float)
+            and type(value) not in allowed
+            and arguments[1:] == (Ellipsis,)
+            and value != ""
+        ):
+            value = [value]  # one text or number is a list of one
         if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
             of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
             if len(of_each) == len(value):

@@ -4,7 +4,6 @@ The values of a row become JSON values in every format; a value that cannot is r
 """
 
 import csv
-import difflib
 import io
 import json
 import re
@@ -20,9 +19,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gnomon.core.errors import ConfigError, DatasetError, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
+from gnomon.core.sections import TABLE_SUFFIXES
 from gnomon.core.types import Message
 from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.base import Content
@@ -32,7 +32,6 @@ from gnomon.tasks.row_inputs import Wording, further_of, names_in
 from gnomon.tasks.row_values import Reading, Row, number_text, written
 from gnomon.tasks.split import NUMBERING, Repetitions
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _HEAD = 512
 _HUB_SECONDS = 5.0
 _NO_FILES = {
@@ -61,7 +60,7 @@ def is_file_name(path: str) -> bool:
     >>> is_file_name("train.jsonl"), is_file_name("openai/gsm8k:main")
     (True, False)
     """
-    return Path(path).suffix.lower() in SUFFIXES
+    return Path(path).suffix.lower() in TABLE_SUFFIXES
 
 
 def read_rows(path: str, subset: str | None, split: str, numbering: Collection[str] | None = None) -> list[Row]:
@@ -84,7 +83,7 @@ def read_rows(path: str, subset: str | None, split: str, numbering: Collection[s
     if not is_file_name(path) and _kind(Path(path)) == stat.S_IFREG:
         with Path(path).open("rb") as opened:
             _check_head(Path(path), opened.read(_HEAD))
-        raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(SUFFIXES))}")
+        raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(TABLE_SUFFIXES))}")
     read = partial(_read_file, Path(path)) if is_file_name(path) else partial(_read_dataset, path)
     rows = read(subset, split, numbering)
     if not rows:
@@ -120,7 +119,9 @@ def _read_file(file: Path, subset: str | None, split: str, numbering: Collection
     kind = _kind(file)
     if kind != stat.S_IFREG:
         what = _NO_FILES.get(kind)
-        raise DatasetError(f"{file} is {what}, and rows are read from a plain file" if what else _missing(file))
+        raise DatasetError(
+            f"{file} is {what}, and rows are read from a plain file" if what else no_file(file, TABLE_SUFFIXES)
+        )
     for name, value, default in (("split", split, "train"), ("subset", subset, None)):
         if value != default:
             raise ConfigError(
@@ -298,7 +299,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
     if kind not in (0, stat.S_IFDIR):
         raise DatasetError(f"{name} is {_NO_FILES[kind]}, and rows are read from a plain file or a folder")
     if not kind and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise DatasetError(_missing(folder))
+        raise DatasetError(no_file(folder, TABLE_SUFFIXES))
     is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
     if kind and not is_saved:
         _check_no_texts(folder)
@@ -307,7 +308,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
             found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, subset, split=split)
     except Exception as error:
         raise DatasetError(
-            f"'{path}' is neither a file ending in {', '.join(SUFFIXES)} nor a dataset that can be loaded "
+            f"'{path}' is neither a file ending in {', '.join(TABLE_SUFFIXES)} nor a dataset that can be loaded "
             f"(subset {subset!r}, split {split!r}): {type(error).__name__}: "
             f"{shortened(' '.join(str(error).split()), 300)}"
         ) from error
@@ -360,19 +361,6 @@ def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None
     if given_split and split not in ("train", given_split):
         raise ConfigError(f"'{path}' names the split '{given_split}', and split = '{split}' another")
     return name, given_subset or subset, given_split or split
-
-
-def _missing(path: Path) -> str:
-    folder = path.parent
-    if path.is_symlink():
-        return f"{path} is a link to {path.readlink()}, which does not exist"
-    if not folder.is_dir():
-        return f"{path} does not exist, nor does its folder {folder}"
-    names = sorted(entry.name for entry in folder.iterdir())
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
-    near = near or [name for name in names if is_file_name(name)][:3]
-    hint = f"did you mean {', '.join(str(folder / name) for name in near)}?" if near else "nothing there is like it"
-    return f"{path} does not exist; {hint}"
 
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")

@@ -18,6 +18,7 @@ from gnomon.algorithms.sections import OptimalValue
 from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import ConfigError, RunDirectoryError
+from gnomon.core.tables import to_table
 from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
@@ -213,10 +214,10 @@ class ParentRun:
         """
         there, now = _unchangeable(self.begun), _unchangeable(asked)
         for key, value in now.items():
-            if value != there[key]:
+            if value != there.get(key, "none"):
                 raise ConfigError(
-                    f"{key} is {there[key]} in {self.run}, whose weights, moments and draws go on, and cannot become "
-                    f"{value}; leave it as it was, or begin with the weights alone: gnomon train "
+                    f"{key} is {there.get(key, 'none')} in {self.run}, whose weights, moments and draws go on, and "
+                    f"cannot become {value}; leave it as it was, or begin with the weights alone: gnomon train "
                     f"{quote(f'{self.run}/experiment.toml')} model={quote(str(self.checkpoint))} --run-dir DIR"
                 )
         if asked.steps <= self.step:
@@ -234,11 +235,12 @@ class ParentRun:
 
 def _unchangeable(experiment: Experiment) -> dict[str, str]:
     """Return what a continued run cannot change, in words, by key."""
-    critic = experiment.algorithm.critic
+    critic, lora = experiment.algorithm.critic, experiment.lora
     pretraining = None if critic is None else critic.pretraining
     return {
         "model": f"'{anchored(experiment).model}'",
-        "lora": f"{experiment.lora or 'none'}",
+        "lora": "none" if experiment.lora is None else "an adapter",
+        **{f"lora.{key}": repr(value) for key, value in ({} if lora is None else to_table(lora)).items()},
         "seed": f"{experiment.seed}",
         "algorithm.critic": "none" if critic is None else f"one with a {critic.trunk} trunk",
         "algorithm.critic.pretraining": "none" if pretraining is None else "a phase before the first step",
