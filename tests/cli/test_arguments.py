@@ -63,7 +63,7 @@ def test_verbs_take_settings_as_options(verb: str, more: list[str], capsys: pyte
     assert "learning_rate must be > 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["save_stepz", "use_pefts", "list", "version", "orchestrator"])
+@pytest.mark.parametrize("name", ["save_stepz", "use_pefts", "list", "orchestrator"])
 def test_a_hint_has_a_cutoff(name: str, capsys: pytest.CaptureFixture[str]):
     """No key and no verb is proposed for a word that only shares letters with it."""
     assert main([name]) == 2

@@ -160,7 +160,7 @@ WRONG = {
     "unknown reward": (['rewards=[{kind="numerik"}]'], "did you mean 'numeric'?"),
     "reward without a file": (
         ['rewards=[{kind="function", function="gone.py:score"}]'],
-        "reward 'gone.py:score': there is no file",
+        "gone.py does not exist; nothing there is like it",
     ),
     "reward without a module": (['rewards=[{kind="function", function="gone.away:f"}]'], "there is no module gone"),
     "reward that is misnamed": (['rewards=[{kind="function", function="score"}]'], "named as module:function or path"),

@@ -5,15 +5,20 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from gnomon.algorithms import NAMED
-from gnomon.config.experiment import load, to_toml
+from gnomon.config.experiment import load, settings_of, to_toml
 from gnomon.config.reading import built_in, check_names
 from gnomon.config.reference import as_names, settings
-from gnomon.core.errors import ConfigError
+from gnomon.core.combinations import Settings, check_drawing, check_engines, check_learner
+from gnomon.core.errors import ConfigError, UserError
 from gnomon.training.eval_spec import EvalSpec
 
 NAMES = Path(__file__).parents[2] / "src" / "gnomon" / "config" / "known_names.json"
@@ -44,6 +49,12 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["train", "tiny", "algorithm=gone.py:OWN", "engine=vlm"], "algorithm = 'gone.py:OWN': gone.py does not"),
         (["train", "tiny", "records.sinks=wandbb"], "records.sinks[0] = 'wandbb': should be 'tensorboard'"),
         (["plan", "tiny", "--hardware", "h1000"], "did you mean 'h100'"),
+        (["train", "tiny", "learner.processes=2", "lora.base=nf4"], "lies whole in the learner's one process"),
+        (["train", "tiny", "learner.offload=true", "device=cpu"], "this run computes on the CPU"),
+        (["train", "tiny", "rollouts_per_step=30"], "is not a multiple of the 8 rollouts that grpo asks"),
+        (["sft", "tiny", "max_staleness=2"], "supervised fine-tuning generates nothing that could be old"),
+        (["train", "tiny", "engine.draws=vllm"], 'set engine.kind = "vllm", or leave it out'),
+        (["train", "tiny", "doctor.rules=-all-rigth"], "did you mean 'all-right'?"),
         (["train", "tiny", "engine=vlm"], "should be 'local', 'vllm', or an engine of your own"),
         (["train", "tiny", "model=./gone"], "model folder './gone' does not exist"),
         (["train", "tiny", "fp16=true"], "names of another library"),
@@ -219,8 +230,10 @@ def test_the_names_are_those_of_the_code():
 @pytest.mark.parametrize("name", sorted(built_in()))
 @pytest.mark.parametrize("preset", [*NAMED, "GRPO", "reinforce++", "A*-PO"])
 def test_no_right_name_is_refused(name: str, preset: str):
-    """Every recipe with every preset, however it is spelled, passes."""
-    check_names(name, [f"algorithm={preset}", "algorithm.num_generations=4"])
+    """Every recipe with every preset, however it is spelled, passes, or is refused by the experiment too."""
+    overrides = [f"algorithm={preset}", "algorithm.num_generations=4"]
+    said = refused(check_names, name, overrides, (), False, False)
+    assert not said or said in refused(load, name, overrides)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +254,56 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["model=org/model", "held_out.size=0"],
     ],
 )
-def test_what_may_be_right_passes(overrides: list[str]):
-    """Names of files, code of the user's, datasets on the hub, pieces and kinds are judged by whoever reads them."""
+def test_what_may_be_right_passes(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is in files, code of the user's, datasets on the hub, pieces and kinds are judged by whoever reads them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "mine.py"):
+        (tmp_path / name).touch()
     check_names("tiny", overrides)
+
+
+TOGETHER = (
+    "learner.processes=2", "lora.base=nf4", "lora={}", "learner.offload=true", "device=cpu", "engine=vllm", "epochs=2",
+    "engine.count=3", "engine.count=50", 'engine.server="http://localhost:1"', 'engine.server="start"', "steps=0",
+    "engine.sleeps=true", "engine.draws=vllm", "engine.rounding=fp8", "engine.tensor_parallel=2", "max_staleness=2",
+    "max_staleness=measured", "staleness.slack=1", "rollouts_per_step=30", "rollouts_per_step=8", "num_generations=3",
+    "algorithm=spo", "algorithm=sft", "algorithm=vapo", "algorithm=ppo", "algorithm.updates.minibatches=500",
+    "sampling.temperature=0", "sampling.top_p=0.5", "cluster=ray", "cluster.transfer=nccl", "trust_remote_code=true",
+    "system=hello", "environment=examples/own_environment.py:Hints", "rollouts_from=runs/first/rollouts",
+    "max_length=5", "evaluation.samples=0", "budget.evaluations=2", "algorithm.routing=behavior",
+    "algorithm.scope=micro_batch", "learner.temperature=1", "algorithm.demonstrated=true", "algorithm=p3o",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_cannot_be_meant_together_is_refused_by_the_names_too(part: int, monkeypatch: pytest.MonkeyPatch):
+    """Of any two settings that an experiment or a run refuses, the names refuse them, and no others."""
+    monkeypatch.chdir(NAMES.parents[3])
+    pairs = [pair for pair in combinations(TOGETHER, 2) if pair[0].partition("=")[0] != pair[1].partition("=")[0]]
+    differ = []
+    for pair in Random(part).sample(pairs, 60):
+        early, late = refused(check_names, "tiny", pair), refused(told_late, pair)
+        # What pieces of an algorithm cannot be together is known when they are made.
+        if bool(early) != bool(late) and not late.startswith("algorithm: "):
+            differ.append((pair, early, late))
+
+    assert differ == []
+
+
+def refused(check: Callable[..., None], *given: Any) -> str:
+    """Return what a check says; "" where it refuses nothing."""
+    try:
+        check(*given)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def told_late(overrides: Sequence[str]) -> None:
+    """Make the experiment, and check what a run on a CPU would."""
+    s = settings_of(load("tiny", overrides).experiment)
+    for check in (check_drawing, check_engines, check_learner):
+        check(Settings({**s, "device": "cpu"}))
 
 
 def test_both_checks_say_the_same_of_a_misspelt_key():

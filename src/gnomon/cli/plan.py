@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:
         parser.error("--json prints one object and --resolved an experiment: leave one out")
-    check_names(given.experiment, given.overrides)
+    check_names(given.experiment, given.overrides, is_here=given.hardware is None)
     if given.hardware is not None:
         import_module("gnomon.analysis.planner.hardware").hardware_of(given.hardware)
         return _on_cluster(given)

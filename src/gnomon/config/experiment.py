@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import tomli_w
 
-from gnomon.algorithms import Algorithm, Uniform, Updates, resolve_with_notes
+from gnomon.algorithms import Algorithm, Uniform, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
-from gnomon.config.reading import as_json, parse_override, read
+from gnomon.config.reading import as_json, parse_override, read, settle_length
+from gnomon.core.combinations import Settings, check_meaning, of_table
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
     STARTED,
@@ -33,7 +34,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, let_go, set_path, to_table
+from gnomon.core.tables import build, flat, let_go, set_path, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
@@ -46,7 +47,6 @@ from gnomon.tasks.build import EvalTask, TaskConfig, named_for_training, named_h
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
-_STALEST = 1024
 _KINDS = ("task.kind", "evaluation.task.kind")
 
 
@@ -193,19 +193,7 @@ class Experiment:
         written = to_table(self)
         check_texts(written)
         check_values(written)
-        each = self.algorithm.num_generations
-        if self.rollouts_per_step % each:
-            raise ConfigError(
-                f"rollouts_per_step = {self.rollouts_per_step} is not a multiple of the {each} "
-                f"rollouts that {self.algorithm.name} asks of each prompt (algorithm.num_generations); "
-                f"try {max(1, (2 * self.rollouts_per_step + each) // (2 * each)) * each}"
-            )
-        _check_minibatches(self)
-        _check_staleness(self)
-        _check_supervised(self)
-        _check_logged(self)
-        if self.system and self.environment is not None and self.environment.is_agent:
-            raise ConfigError("an agent writes its own system message, so `system` reaches no prompt; remove it")
+        check_meaning(settings_of(self, written))
         try:
             date.fromisoformat(self.template_date)
         except ValueError as error:
@@ -263,6 +251,40 @@ class Experiment:
         }
 
 
+def settings_of(experiment: Experiment, written: Mapping[str, Any] | None = None) -> Settings:
+    """Return every setting by its key, and the facts of the algorithm.
+
+    Args:
+        written: The experiment as a table, where that is there already.
+    """
+    table = flat(to_table(experiment) if written is None else written)
+    world = experiment.environment
+    is_agent = {} if world is None else {"environment.is_agent": world.is_agent}
+    return of_table({**table, **is_agent, **facts(experiment.algorithm)})
+
+
+def facts(algorithm: Algorithm) -> dict[str, Any]:
+    """Return what `gnomon.core.combinations` asks of an algorithm, by key."""
+    critic = algorithm.critic
+    found = {
+        "name": algorithm.name,
+        "num_generations": algorithm.num_generations,
+        "scope": algorithm.scope,
+        "routing": algorithm.routing,
+        "demonstrated": algorithm.demonstrated,
+        "is_supervised": algorithm.is_supervised,
+        "updates.minibatches": algorithm.updates.minibatches,
+        "critic.updates.minibatches": 1 if critic is None else critic.updates.minibatches,
+        "pretraining": critic is not None and critic.pretraining is not None,
+        "distributions": algorithm.top_logprobs is not None,
+        "parts": "component_rewards" in algorithm.advantage.needs,
+        "hints": bool(algorithm.reference.prompt),
+        "sampler": not isinstance(algorithm.sampler, Uniform),
+        **{name: getattr(algorithm, name) is not None for name in ("keep", "overlong", "replay", "tracker")},
+    }
+    return {f"algorithm.{name}": value for name, value in found.items()}
+
+
 def steps_of(checkpoint: str) -> int:
     """Return the steps after which a checkpoint was saved; 0 of another folder.
 
@@ -290,89 +312,6 @@ def _allow_packages(experiment: Experiment) -> None:
         object.__setattr__(experiment, "rewards", tuple(allowed(reward, packages) for reward in experiment.rewards))
         if experiment.environment is not None:
             object.__setattr__(experiment, "environment", replace(experiment.environment, packages=packages))
-
-
-def _check_staleness(experiment: Experiment) -> None:
-    bound, slack = experiment.staleness_bound, experiment.staleness.slack
-    if bound > _STALEST:
-        name = "staleness.limit" if experiment.max_staleness == "measured" else "max_staleness"
-        raise ConfigError(
-            f"{name} = {bound} asks the rollouts of {bound + 1} steps at once and keeps them in memory; set {name} = "
-            f"{_STALEST} or less"
-        )
-    if slack and experiment.max_staleness == "measured":
-        raise ConfigError('staleness.slack is set by what is measured with max_staleness = "measured"; remove it')
-    if slack > bound:
-        raise ConfigError(f"staleness.slack must be from 0 to max_staleness = {bound} steps, got {slack}")
-
-
-def _check_supervised(experiment: Experiment) -> None:
-    """Refuse what has no meaning for the dataset's answers, or for sampled ones alone."""
-    if experiment.algorithm.demonstrated and (experiment.max_staleness == "measured" or experiment.environment):
-        raise ConfigError(
-            "algorithm.demonstrated puts the dataset's answers beside sampled ones; they were not sampled, so no "
-            "effective sample size bounds them, and no environment replies to them: set max_staleness to a number, and "
-            "remove environment"
-        )
-    if not experiment.algorithm.is_supervised:
-        if experiment.max_length is not None:
-            raise ConfigError(
-                f'max_length = {experiment.max_length} is of rows of supervised fine-tuning (algorithm = "sft"); '
-                "sampling.max_completion_length bounds answers that are generated"
-            )
-        if experiment.evaluation.samples == 0:
-            raise ConfigError("evaluation.samples must be at least 1 (0 is for supervised fine-tuning), got 0")
-        return
-    if experiment.environment is not None:
-        raise ConfigError(
-            "supervised fine-tuning trains on the dataset's answers, and an environment replies to generated ones; "
-            "remove environment (conversations of several turns are rows of messages), or choose another algorithm"
-        )
-    if experiment.staleness_bound:
-        raise ConfigError(
-            f"supervised fine-tuning generates nothing that could be old, and max_staleness is "
-            f"{experiment.max_staleness!r}; set max_staleness = 0"
-        )
-
-
-def _check_logged(experiment: Experiment) -> None:
-    """Refuse what would have to ask the policy where logged rollouts are trained on."""
-    if experiment.rollouts_from is None:
-        return
-    algorithm = experiment.algorithm
-    wrong = {
-        "environment = none": experiment.environment is not None,
-        "max_staleness = 0": experiment.staleness_bound > 0,
-        'algorithm = "p3o"': algorithm.is_supervised,
-        "algorithm.demonstrated = false": algorithm.demonstrated,
-        "algorithm.keep = none": algorithm.keep is not None,
-        "algorithm.overlong = none": algorithm.overlong is not None,
-        "algorithm.replay = none": algorithm.replay is not None,
-        "algorithm.sampler = Uniform": not isinstance(algorithm.sampler, Uniform),
-        "algorithm.tracker = none": algorithm.tracker is not None,
-        'algorithm.routing = "free"': algorithm.routing == "behavior",
-        "an algorithm that reads no whole distributions": algorithm.top_logprobs is not None,
-        "an algorithm that reads no parts of rewards": "component_rewards" in algorithm.advantage.needs,
-        "an algorithm without hints": bool(algorithm.reference.prompt),
-    }
-    found = [fix for fix, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise ConfigError(
-            f"rollouts_from = '{experiment.rollouts_from}' trains on logged rollouts, and this experiment asks for "
-            f"others or for more than their log says; set {' and '.join(found)}"
-        )
-
-
-def _check_minibatches(experiment: Experiment) -> None:
-    critic = experiment.algorithm.critic
-    updates = {"updates": experiment.algorithm.updates, "critic.updates": critic.updates if critic else Updates()}
-    for name, plan in updates.items():
-        if plan.minibatches > experiment.rollouts_per_step:
-            raise ConfigError(
-                f"algorithm.{name}.minibatches = {plan.minibatches} are more than the {experiment.rollouts_per_step} "
-                "rollouts of a step (rollouts_per_step), and an update needs one at least; set "
-                f"algorithm.{name}.minibatches = {experiment.rollouts_per_step} or less"
-            )
 
 
 @dataclass(frozen=True)
@@ -488,22 +427,6 @@ def _reach(table: Any, path: str) -> Any:
     return table
 
 
-def _settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
-    """Leave out the steps or the epochs of a file where an override says the other.
-
-    Raises:
-        ConfigError: For both.
-    """
-    if "steps" not in whole or "epochs" not in whole:
-        return
-    newer = [key for key in ("steps", "epochs") if key in overridden]
-    if len(newer) != 1:
-        raise ConfigError(
-            f"steps = {whole['steps']} and epochs = {whole['epochs']} both say how long the run is; leave one out"
-        )
-    whole.pop("epochs" if newer == ["steps"] else "steps")
-
-
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     try:
         whole: dict[str, Any] = as_json(table)
@@ -523,7 +446,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
     if isinstance(own := whole.get("environment"), str) and ":" in own:
         whole["environment"] = {"kind": "class", "use": own}
-    _settle_length(whole, {key for key, _ in overrides})
+    settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     notes += _name_adapter(whole)
     _hand_down(whole)

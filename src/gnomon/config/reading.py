@@ -18,9 +18,31 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
+from gnomon.core.combinations import (
+    Settings,
+    check_drawing,
+    check_engines,
+    check_learner,
+    check_meaning,
+    of_table,
+)
 from gnomon.core.errors import ConfigError, DatasetError, ModelError, UserError, holds, no_file, shortened, unknown
-from gnomon.core.sections import ENGINE_KINDS, TABLE_SUFFIXES, check_values
-from gnomon.core.tables import canonical, flat, parse_toml
+from gnomon.core.optional import check_extras
+from gnomon.core.sections import (
+    ENGINE_KINDS,
+    TABLE_SUFFIXES,
+    BudgetConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    EngineConfig,
+    GradingConfig,
+    RecordConfig,
+    SamplingConfig,
+    StalenessConfig,
+    check_values,
+)
+from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
+from gnomon.diagnosis.finding import SEVERITIES
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -98,6 +120,22 @@ def parse_override(override: str) -> tuple[str, Any]:
         return key.replace("-", "_"), _PYTHON.get(text, text)
 
 
+def settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
+    """Leave out the steps or the epochs of a file where an override says the other.
+
+    Raises:
+        ConfigError: For both.
+    """
+    if "steps" not in whole or "epochs" not in whole:
+        return
+    newer = [key for key in ("steps", "epochs") if key in overridden]
+    if len(newer) != 1:
+        raise ConfigError(
+            f"steps = {whole['steps']} and epochs = {whole['epochs']} both say how long the run is; leave one out"
+        )
+    whole.pop("epochs" if newer == ["steps"] else "steps")
+
+
 @cache
 def known_names() -> Mapping[str, Any]:
     """Return the names of settings, algorithms, tasks and rewards, as they were when the package was made."""
@@ -105,16 +143,22 @@ def known_names() -> Mapping[str, Any]:
 
 
 def check_names(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str], algorithms: Sequence[str] = ()
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    algorithms: Sequence[str] = (),
+    is_supervised: bool = False,
+    is_here: bool = True,
 ) -> None:
-    """Refuse an experiment, key, algorithm, task, reward, engine or model folder that does not exist, or a wrong type.
+    """Refuse what does not exist, has a wrong type, or cannot be meant together, as far as that is known without torch.
 
     What may be right is left to whoever builds the experiment.
 
     Args:
         source: As in `read`.
         overrides: Settings as ``key=value``.
-        algorithms: More names of algorithms.
+        algorithms: Names of algorithms in place of the experiment's.
+        is_supervised: Whether the answers of the dataset are trained on, whatever the experiment's algorithm.
+        is_here: Whether it is to run on this machine.
 
     Raises:
         ConfigError, ModelError: The message has the nearest known name.
@@ -138,33 +182,98 @@ def check_names(
         if not (is_own and key.partition(".")[0] == "algorithm"):
             with _noted(faults):
                 _check_value(*_nested(key, value), kinds)
-    for name, place in (
-        (last.get("algorithm", last.get("algorithm.preset")), ""),
-        *((a.strip(), f"{a}: ") for a in algorithms),
-    ):
+    named = last.get("algorithm", last.get("algorithm.preset"))
+    for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
             _check_algorithm(name, place)
-    tasks = [
-        {"kind": last.get("task.kind"), "path": last.get("task.path")},
-        last.get("task"),
-        last.get("evaluation.task"),
-    ]
-    for named in (
-        *tasks,
-        *(each.get("task") if isinstance(each, Mapping) else each for each in _list(last.get("evaluation.tasks"))),
-    ):
-        with _noted(faults):
-            _check_task(named)
-    named_kinds = [each if isinstance(each, str) else each.get("kind") for each in _list(last.get("rewards"))]
-    for number, kind in enumerate(named_kinds):
-        if isinstance(kind, str) and ":" not in kind and kind not in known_names()["rewards"]:
-            said = f"rewards[{number}].verifier: {unknown('kind', kind, known_names()['rewards'])}"
-            faults.setdefault(said, ConfigError(said))
-    for check in (_check_engine, _check_model, _check_files):
+    for check in (_check_tasks, _check_rewards, _check_engine, _check_model, _check_files, _check_rules):
         with _noted(faults):
             check(last)
+    with _noted(faults):
+        settle_length(dict(given), {key for key, _ in settings})
+    if not faults:
+        for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
+            with _noted(faults):
+                _check_combinations(given, name, is_here)
     if faults:
         raise _together(faults)
+
+
+_SECTIONS = {
+    "budget": BudgetConfig, "checkpoints": CheckpointConfig, "cluster": ClusterConfig, "engine": EngineConfig,
+    "grading": GradingConfig, "records": RecordConfig, "sampling": SamplingConfig, "staleness": StalenessConfig,
+}  # fmt: skip
+_OWN_FACTS = ("num_generations", "scope", "routing", "demonstrated", "updates.minibatches")
+"""What an algorithm says itself, and no piece of it changes."""
+
+
+def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bool) -> None:
+    """Refuse settings that cannot be meant together, as far as they say so without the algorithm's pieces."""
+    known = known_names()
+    settings: dict[str, Any] = dict(known["defaults"])
+    for key, value in given:
+        key = {"engine": "engine.kind", "num_generations": "algorithm.num_generations"}.get(key, key)
+        if key == "cluster" and isinstance(value, str):
+            settings |= flat({"cluster": ClusterConfig.named(value)})
+        elif key == "lora" or key.startswith("lora."):
+            settings |= {"lora.rank": 1, **flat({key: value})}
+        elif key == "environment" and isinstance(value, str):
+            settings["environment.kind"] = "class"
+        else:
+            settings |= flat({key: value})
+    for section, cls in _SECTIONS.items():
+        own: dict[str, Any] = {}
+        for key, value in settings.items():
+            if key.startswith(f"{section}."):
+                set_path(own, key.removeprefix(f"{section}."), value)
+        build(cls, own, section)
+    own_facts = [facts for each, facts in known["facts"].items() if canonical(each) == canonical(str(name))]
+    found = {**known["usual facts"], **own_facts[0]} if own_facts else {}
+    its_own = {key: value for key, value in settings.items() if key.startswith("algorithm.")}
+    if {key.removeprefix("algorithm.") for key in its_own} - {*_OWN_FACTS, "preset"} or set(settings) & {
+        *known["aliases"]
+    }:
+        found = {key: value for key, value in found.items() if key.removeprefix("algorithm.") in _OWN_FACTS[:-1]}
+    found |= {key: value for key, value in its_own.items() if key.removeprefix("algorithm.") in _OWN_FACTS}
+    if "prompts_per_step" in settings:
+        found.pop("algorithm.num_generations", None)
+    plain = {key: value for key, value in settings.items() if key not in its_own}
+    is_generated = plain.get("task.kind") == "reasoning_gym"
+    check_extras(_list(plain["records.sinks"]), "lora.rank" in plain, _kinds_of(plain["rewards"]), is_generated)
+    s = of_table({"algorithm.name": str(name).lower(), **plain, **found})
+    check_meaning(s)
+    if is_here:
+        has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+        for check in (check_drawing, check_engines, check_learner):
+            check(Settings({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
+
+
+def _check_rules(last: Mapping[str, Any]) -> None:
+    """Refuse names of diagnosis rules that do not exist."""
+    rules = known_names()["rules"]
+    for key, kind, known in (("rules", "rule", rules), ("stop_on", "severity or rule", [*SEVERITIES, *rules])):
+        for name in _list(last.get(f"doctor.{key}")):
+            bare = name.removeprefix("-") if key == "rules" and isinstance(name, str) else name
+            if bare not in known:
+                raise ConfigError(f"doctor.{key}: {unknown(kind, str(bare), known)}")
+
+
+def _check_tasks(last: Mapping[str, Any]) -> None:
+    sets = [each.get("task") if isinstance(each, Mapping) else each for each in _list(last.get("evaluation.tasks"))]
+    whole = {"kind": last.get("task.kind"), "path": last.get("task.path")}
+    for named in (whole, last.get("task"), last.get("evaluation.task"), *sets):
+        _check_task(named)
+
+
+def _check_rewards(last: Mapping[str, Any]) -> None:
+    known = known_names()["rewards"]
+    for number, kind in enumerate(_kinds_of(last.get("rewards"))):
+        if isinstance(kind, str) and ":" not in kind and kind not in known:
+            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}")
+
+
+def _kinds_of(rewards: Any) -> list[Any]:
+    return [each if isinstance(each, str) else each.get("kind") for each in _list(rewards)]
 
 
 def _check_engine(last: Mapping[str, Any]) -> None:
@@ -420,8 +529,8 @@ def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     ending = "" if known else f"; or a file ending in {', '.join(TABLE_SUFFIXES[:-1])} or {TABLE_SUFFIXES[-1]}"
     known = known or known_names()["tasks"]
     file = name.get("path") if isinstance(name, Mapping) and name.get("kind") == "table" else name
-    is_file = isinstance(file, str) and file.lower().endswith(TABLE_SUFFIXES)
-    if is_file and "=" not in file and "://" not in file and not os.path.exists(file):
+    file = file if isinstance(file, str) and "=" not in file and "://" not in file else ""
+    if file.lower().endswith(TABLE_SUFFIXES) and not os.path.exists(file):
         raise DatasetError(no_file(Path(file), TABLE_SUFFIXES))
     if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return

@@ -10,18 +10,20 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from gnomon.algorithms import GRPO, Algorithm
 from gnomon.algorithms import NAMED as ALGORITHMS
-from gnomon.algorithms import Algorithm
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of, named_pieces
 from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.user_pieces import spelled
-from gnomon.config.experiment import Experiment
+from gnomon.config.experiment import Experiment, facts
 from gnomon.config.foreign_names import ALIASES
 from gnomon.config.reading import check_setting
 from gnomon.core.errors import ConfigError, bounds_of, unknown
-from gnomon.core.tables import members
+from gnomon.core.tables import flat, members, to_table
+from gnomon.diagnosis.catalog import RULES
+from gnomon.models.lora import LoraConfig
 from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
 from gnomon.tasks.build import NAMED
 from gnomon.tasks.published import PUBLISHED
@@ -245,6 +247,7 @@ def as_names() -> str:
         for name, piece in fitting.items():
             for f in fields(piece):
                 bounds.setdefault(f"algorithm.{within}.{f.name}", {})[name] = bounds_of(piece).get(f.name, "")
+    usual = facts(GRPO)
     names = {
         "keys": dict(sorted(keys.items())),
         "pieces": {place: sorted(found) for place, found in pieces.items()},
@@ -252,11 +255,24 @@ def as_names() -> str:
         "bounds": {key: found for key, found in sorted(bounds.items()) if any(found.values())},
         "aliases": sorted({alias for setting in settings() for alias in setting.aliases}),
         "algorithms": [*ALGORITHMS],
+        "facts": {
+            name: {key: value for key, value in facts(algorithm).items() if usual[key] != value}
+            for name, algorithm in ALGORITHMS.items()
+        },
+        "usual facts": usual,
+        "defaults": {**_defaults(), "lora.base": LoraConfig.base},
+        "rules": [*RULES],
         "rewards": sorted(kinds("rewards")),
         "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),
         "reasoning-gym": version("reasoning-gym"),
     }
     return json.dumps(names, indent=1) + "\n"
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the default of every setting outside of the algorithm that has one, by its key."""
+    given = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING and f.default is not None}
+    return flat({name: to_table(value) if is_dataclass(value) else value for name, value in given.items()})
 
 
 def _row(setting: Setting) -> str:

@@ -139,3 +139,12 @@ def is_learning(history: History, window: int, errors: float = 2.0) -> bool:
     if len(history.rewards) < 2 * window:
         return True
     return has_risen(history.rewards[:window], history.rewards[-window:], errors)
+
+
+def is_rising(history: History, window: int) -> bool:
+    """Whether the mean reward of the last ``window`` steps exceeds that of those before: the policy gets better now.
+
+    A run of fewer steps is cut in halves.
+    """
+    count = min(window, len(history.rewards) // 2)
+    return count > 1 and has_risen(history.rewards[-2 * count : -count], history.rewards[-count:])

@@ -50,7 +50,6 @@ class LearnerSpec:
             ConfigError: A setting does not fit the device or the number of processes.
         """
         plan, device = self.plan, resolve_device(self.device)
-        self.check_cut(device)
         if plan.processes == 1 or device.type == "cpu":
             return
         if ":" in self.device:
@@ -62,31 +61,6 @@ class LearnerSpec:
             raise ConfigError(
                 f"learner.processes = {plan.processes} needs a GPU each, and there are {torch.cuda.device_count()} "
                 f"here; set learner.processes = {torch.cuda.device_count()}, or device = 'cpu'"
-            )
-
-    def check_cut(self, device: torch.device) -> None:
-        """Refuse settings that do not fit the device.
-
-        Raises:
-            ConfigError: ``offload`` without a GPU, a quantized base or micro-batch statistics in several processes.
-        """
-        plan = self.plan
-        if plan.is_sharded and self.lora is not None and self.lora.quantized is not None:
-            raise ConfigError(
-                f"lora.base = '{self.lora.base}' lies whole in the learner's one process, and learner.processes = "
-                f"{plan.processes}, learner.offload = {str(plan.offload).lower()} would hold a part of it in each; set "
-                "learner.processes = 1 and learner.offload = false, or leave lora.base out"
-            )
-        if plan.offload and device.type == "cpu":
-            raise ConfigError(
-                "learner.offload keeps weights in the machine's memory instead of a GPU's, and this run computes on "
-                "the CPU; set learner.offload = false"
-            )
-        if plan.processes > 1 and self.algorithm.scope == "micro_batch":
-            raise ConfigError(
-                'algorithm.scope = "micro_batch" lets the loss depend on how a step is cut, and '
-                f"learner.processes = {plan.processes} cuts it otherwise than one process does; set "
-                'algorithm.scope = "step" or "lagged", or learner.processes = 1'
             )
 
     def network(self, device: torch.device) -> nn.Module:

@@ -30,7 +30,7 @@ from gnomon.core.errors import (
     unknown,
 )
 from gnomon.core.failpoints import reach
-from gnomon.core.optional import import_optional
+from gnomon.core.optional import check_extras, import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
 from gnomon.models.checkpoint_check import try_checkpoint
@@ -72,7 +72,7 @@ from gnomon.training.build_data import (
 )
 from gnomon.training.build_engines import said_of_serving
 from gnomon.training.build_workers import opened
-from gnomon.training.checks import check_extras, check_serving, check_settings
+from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.continuation import Continuation, Inheritance, ParentRun, settled, write_keys
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
 from gnomon.training.evaluate import Evaluation
@@ -538,7 +538,9 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
     say_whose_code(experiment, console)
-    check_extras(experiment)
+    rewards = {reward.verifier.kind for reward in experiment.rewards}
+    is_generated = experiment.task.kind == "reasoning_gym"
+    check_extras(experiment.records.sinks, experiment.lora is not None, rewards, is_generated)
     check_sinks(experiment.records.sinks)
     try_pieces(experiment.algorithm)
     check_settings(resolved)

@@ -1,24 +1,20 @@
 """What cannot be meant, or is not there, refused in one pass before anything is loaded."""
 
-import importlib.util
 import os
 import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
-from gnomon.algorithms.critic import CriticConfig
-from gnomon.config.experiment import EvaluationConfig, Experiment
+from gnomon.config.experiment import EvaluationConfig, Experiment, settings_of
+from gnomon.core.combinations import Settings, check_drawing, check_engines, check_learner
 from gnomon.core.errors import ConfigError
-from gnomon.core.sections import STARTED, STORE, SamplingConfig
+from gnomon.core.sections import STORE, SamplingConfig
 from gnomon.engines.own import own_class
-from gnomon.engines.vllm.transfer import BACKEND, check_backend
+from gnomon.engines.vllm.transfer import check_backend
 from gnomon.models.hf_names import HfNames
 from gnomon.records.memory import free_memory_bytes
 from gnomon.training.build_workers import cluster_room
-from gnomon.training.notes import many
 from gnomon.training.resolve import Resolved
 
 _GIB = 2**30
@@ -36,87 +32,10 @@ def check_settings(resolved: Resolved) -> None:
     Raises:
         ConfigError: If one of them cannot be had.
     """
-    _check_greedy(resolved.experiment)
-    _check_distributions(resolved.experiment)
+    check_drawing(settings_of(resolved.experiment))
     check_room(resolved.experiment.local_processes, free_memory_bytes())
     check_serving(resolved)
     check_staging(resolved)
-
-
-def _check_greedy(experiment: Experiment) -> None:
-    """Refuse training on greedy answers where the loss would be none: no draw, so no ratio and no groups.
-
-    With one answer a prompt and ``learner.temperature`` it is a choice that has a meaning: the ratio is 1 at the first
-    update, as if the answer had been drawn at temperature 1.
-
-    Raises:
-        ConfigError: The message names what to set.
-    """
-    if experiment.steps == 0 or experiment.sampling.temperature != 0:
-        return
-    answers, said = experiment.algorithm.num_generations, "sampling.temperature = 0 takes the likeliest token each time"
-    if answers > 1 and experiment.environment is None:
-        why = f"the {answers} answers to a prompt (algorithm.num_generations) would be one answer {answers} times"
-    elif experiment.learner.temperature is None:
-        why = "no log-probability of a sampled token is there for the ratio (or give learner.temperature = 1)"
-    else:
-        return
-    raise ConfigError(f"{said}: {why}; set it above 0, and evaluation.sampling.temperature = 0 to evaluate greedily")
-
-
-def _check_distributions(experiment: Experiment) -> None:
-    """Refuse to compare with distributions that the engine does not return, or that leave tokens out.
-
-    Raises:
-        ConfigError: The message names what to set.
-    """
-    plan = experiment.sampling
-    if experiment.steps == 0 or experiment.algorithm.top_logprobs is None:
-        return
-    cut = {
-        "top_p": plan.top_p < 1,
-        "top_k": plan.top_k > 0,
-        "min_p": plan.min_p > 0,
-        "temperature": not plan.temperature,
-    }
-    said = [f"sampling.{name} = {getattr(plan, name):g}" for name, is_cut in cut.items() if is_cut]
-    said += ["sampling.grammar"] if plan.grammar.is_set else []
-    if experiment.engine.kind == "vllm":
-        why = "gnomon's vLLM engines return the log-probability of the drawn token alone; set engine.kind = 'local'"
-    elif said:
-        why = f"{', '.join(said)} gives tokens probability 0, where the KL has no bound; draw from all tokens"
-    else:
-        return
-    raise ConfigError(
-        f"EssKl's estimator = 'exact' compares with the whole distribution that tokens were drawn from, and {why}, or "
-        "estimator = 'unbiased'"
-    )
-
-
-def check_extras(experiment: Experiment) -> None:
-    """Refuse an experiment that needs several packages which are not installed, all in one message.
-
-    A single one is refused by the part that needs it, which says more.
-
-    Raises:
-        ConfigError: The message has one command that installs them.
-    """
-    rewards = {reward.verifier.kind for reward in experiment.rewards}
-    needed: dict[str, str] = {name: f"records.sinks = {name}" for name in experiment.records.sinks}
-    needed |= {"peft": "lora"} if experiment.lora is not None else {}
-    needed |= {"math-verify": "the mathematics reward"} if "mathematics" in rewards else {}
-    is_generated = experiment.task.kind == "reasoning_gym" or "reasoning" in rewards
-    needed |= {"reasoning-gym": "the task"} if is_generated else {}
-    missing = [name for name in needed if not _is_installed(name.replace("-", "_"))]
-    if len(missing) > 1:
-        said = ", ".join(f"{name} ({needed[name]})" for name in missing)
-        raise ConfigError(f"{len(missing)} packages are not installed: {said}; run: pip install {' '.join(missing)}")
-
-
-def _is_installed(module: str) -> bool:
-    found = importlib.util.find_spec(module)
-    # A folder of that name in the working directory is found as a package without a file.
-    return found is not None and found.origin is not None
 
 
 def check_serving(resolved: Resolved) -> None:
@@ -126,39 +45,12 @@ def check_serving(resolved: Resolved) -> None:
         ConfigError: If one of them cannot be had.
     """
     experiment = resolved.experiment
-    plan, asked = experiment.engine, experiment.prompts_per_step * (experiment.staleness_bound + 1)
-    if plan.count > asked:
-        raise ConfigError(
-            f"engine.count = {plan.count} exceeds the {many(asked, 'prompt')} in flight; the extra engines would stay "
-            f"idle; set engine.count = {asked} or less, or raise rollouts_per_step"
-        )
-    if plan.sleeps:
-        _check_sleep(
-            resolved.shares_weights,
-            experiment.algorithm.critic,
-            plan.count,
-            experiment.learner.processes,
-            experiment.cluster.kind != "none",
-        )
+    plan = experiment.engine
+    check_engines(settings_of(experiment))
     if plan.is_own:
         own_class(plan)
     if plan.kind != "vllm":
         return
-    if plan.count > 1 and plan.server not in ("", STARTED):
-        raise ConfigError(
-            f"engine.server = '{plan.server}' is one engine, and engine.count = {plan.count}; set engine.count = 1, or "
-            f'engine.server = "{STARTED}" for servers of their own'
-        )
-    if experiment.algorithm.routing == "behavior":
-        raise ConfigError(
-            'algorithm.routing = "behavior" replays the experts that the engine chose, and gnomon does not ask vLLM '
-            'which; set algorithm.routing = "proximal", or engine.kind = "local"'
-        )
-    if experiment.trust_remote_code:
-        raise ConfigError(
-            "trust_remote_code lets a model's own code run in this process, and vLLM would not run it; set "
-            'engine.kind = "local"'
-        )
     if plan.draws == "vllm":
         _check_native(experiment.sampling, experiment.evaluation)
     from gnomon.engines.vllm.engine import check_vllm
@@ -183,56 +75,19 @@ def _check_native(trained: SamplingConfig, asked: EvaluationConfig) -> None:
         raise ConfigError(fault)
 
 
-def _check_sleep(
-    shares_weights: bool, critic: CriticConfig | None, engines: int, processes: int, is_cluster: bool
-) -> None:
-    """Refuse an engine that cannot sleep while the learner works, or for whose sleep nothing would be gained.
-
-    Raises:
-        ConfigError: The message names what to set.
-    """
-    if shares_weights:
-        why = (
-            "the engine answers with the learner's own weights, so there is nothing to release; leave it out, or set "
-            "learner.offload = true, learner.processes or max_staleness = 1"
-        )
-    elif critic is not None and critic.pretraining is not None:
-        why = "value pre-training asks between its updates; leave algorithm.critic.pretraining out"
-    elif is_cluster and engines > processes:
-        why = (
-            f"each engine shares the place of one learner, and engine.count = {engines} with learner.processes = "
-            f"{processes}; set engine.count = {processes} or less"
-        )
-    else:
-        return
-    raise ConfigError(f"engine.sleeps = true: {why}")
-
-
 def check_staging(resolved: Resolved) -> None:
     """Refuse what cannot be had or meant, before anything is loaded.
 
     Raises:
         ConfigError: If one of them cannot be had.
     """
-    experiment = resolved.experiment
-    recipe = resolved.learner_spec
+    experiment, device = resolved.experiment, resolved.device
+    check_learner(Settings({**settings_of(experiment), **({"device": "cpu"} if device.type == "cpu" else {})}))
     if experiment.cluster.kind == "none":
-        recipe.check()
+        resolved.learner_spec.check()
         return
-    device = resolved.device
-    recipe.check_cut(device)
-    if ":" in experiment.device:
-        raise ConfigError(
-            f"device = '{experiment.device}' is one GPU of this machine, and a cluster deals its GPUs out itself; set "
-            "device = 'cuda'"
-        )
-    if experiment.engine.server:
-        raise ConfigError(
-            "engine.server is about servers, and on a cluster each engine is a process of its own; "
-            'remove it, or set cluster.kind = "none"'
-        )
     if experiment.cluster.is_broadcasting:
-        _check_broadcast(resolved, device)
+        _check_broadcast(experiment)
     cluster_room().check(resolved)
 
 
@@ -265,29 +120,20 @@ def check_room(started: Mapping[str, tuple[int, int, bool]], free: int | None) -
             )
 
 
-def _check_broadcast(resolved: Resolved, device: torch.device) -> None:
+def _check_broadcast(experiment: Experiment) -> None:
     """Refuse weights that cannot be sent by vLLM's own transfer.
 
     Raises:
-        ConfigError: If the devices or backends do not allow it.
+        ConfigError: If the model or the installed vLLM does not allow it.
     """
-    experiment = resolved.experiment
     from gnomon.engines.vllm.engine import check_vllm
 
-    backend, plan = experiment.cluster.transfer, experiment.engine
-    if plan.kind != "vllm":
-        why = f"is vLLM's own transfer, and engine.kind = '{plan.kind}'; set engine.kind = 'vllm'"
-    elif backend == BACKEND and device.type != "cuda":
-        why = f"goes from GPU to GPU, and device = '{experiment.device}' is none; set device = 'cuda'"
-    elif plan.rounding != "none":
-        why = f"sends the learner's own numbers, and engine.rounding = '{plan.rounding}'; set engine.rounding = 'none'"
-    elif experiment.lora is not None:
-        why = "sends whole weights, and with lora adapters travel alone"
-    elif not HfNames(experiment.model, experiment.trust_remote_code).is_plain:
-        why = f"sends weights by the names that they have in memory, and '{experiment.model}' has others in its files"
-    else:
-        # Learners send with it too, in the cluster's own interpreter, which no other can stand in for.
-        check_vllm(replace(plan, python=sys.executable), is_actor=True)
-        check_backend(backend)
-        return
-    raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
+    backend = experiment.cluster.transfer
+    if not HfNames(experiment.model, experiment.trust_remote_code).is_plain:
+        raise ConfigError(
+            f"cluster.transfer = '{backend}' sends weights by the names that they have in memory, and "
+            f"'{experiment.model}' has others in its files; or set cluster.transfer = '{STORE}'"
+        )
+    # Learners send with it too, in the cluster's own interpreter, which no other can stand in for.
+    check_vllm(replace(experiment.engine, python=sys.executable), is_actor=True)
+    check_backend(backend)

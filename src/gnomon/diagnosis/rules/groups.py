@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.history import History, is_learning, mean
+from gnomon.diagnosis.history import History, is_learning, is_rising, mean
 from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent, remedy
 
 DEGENERATE = "rollout/degenerate_group_fraction"
@@ -19,7 +19,8 @@ class DegenerateGroups:
 
     The share is split into all right (too easy) and all wrong (too hard), and compared with the share that the prompts'
     success rates explain, E[p^G + (1 - p)^G]. A larger share means that the responses of a group depend on each other.
-    While the reward rises, the explained share is only a note, because the policy learns from the other groups.
+    Where the reward has risen, the explained share is only a note, because the policy learns from the other groups, and
+    while it rises nothing.
 
     Attributes:
         window: Steps.
@@ -56,6 +57,8 @@ class DegenerateGroups:
         severity = graded(share, self.warning, self.severe)
         is_excess = expected is not None and self._is_excess(share, expected, facts)
         if severity is None and not is_excess:
+            return None
+        if severity is not None and not is_excess and is_rising(history, self.window):
             return None
         if severity is not None and is_learning(history, self.window):
             severity = "warning" if is_excess else "note"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.history import History, is_learning, mean, median, slope, values
+from gnomon.diagnosis.history import History, is_learning, is_rising, mean, median, slope, values
 from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent, remedy
 
 ENTROPY = "loss/entropy_nats"
@@ -22,9 +22,9 @@ class EntropyCollapse:
 
     Below ``floor`` of its start: a warning, and severe while the reward has not risen, because the policy has become
     certain of something wrong. If the entropy would reach ``floor`` within the remaining steps and ``lost`` of the
-    start is gone: a warning, and a note while the reward rises, because a learning policy becomes more certain. The
-    projection uses the relative rate of the last steps, because no learning run follows a straight line. There is no
-    absolute floor: healthy runs lose three quarters of their entropy in the first steps.
+    start is gone: a warning, a note if the reward has risen, because a learning policy becomes more certain, and
+    nothing while it rises. The projection uses the relative rate of the last steps, because no learning run follows a
+    straight line. There is no absolute floor: healthy runs lose three quarters of their entropy in the first steps.
 
     Attributes:
         start: First steps.
@@ -59,6 +59,8 @@ class EntropyCollapse:
         is_solved = (history.mean("rollout/reward_mean", self.latest) or 0.0) >= self.solved
         if not (is_gone or will_be) or is_solved:
             return None
+        if not is_gone and is_rising(history, self.window):
+            return None
         learns = is_learning(history, self.window)
         is_severe = is_gone and not learns
         gone = f"{now:.3g} nats of {began:.3g} at first ({percent(now / began)})"
@@ -76,6 +78,9 @@ class EntropyCollapse:
 @dataclass(frozen=True)
 class GradientNorm:
     """Gradient norms far above those of the first steps: single spikes, or all of them.
+
+    Spikes while the reward rises are none: of a policy that is nearly certain, a rare wrong answer has most of the
+    gradient.
 
     A spike is more than ``sigmas`` times 1.4826 MAD above the median of the baseline, and more than ``times`` the
     median.
@@ -117,7 +122,7 @@ class GradientNorm:
         high = [p for p in points if p[1] > limit]
         now = median(points[-self.sustained :])
         is_severe = now > self.severe * usual
-        if len(high) < self.spikes and not is_severe:
+        if not is_severe and (len(high) < self.spikes or is_rising(history, self.window)):
             return None
         return Alarm(
             "severe" if is_severe else "warning",
