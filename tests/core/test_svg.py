@@ -106,8 +106,10 @@ def test_no_curve_hides_another():
 
 def test_what_was_measured_now_and_then_is_a_point_in_the_legend_too():
     """A dot in the legend, no more than a hint of a line between points, and no bar on the picture's frame."""
-    points = Series("held out", [0, 4], [0.0, 1.0], [0.0, 0.5], [0.5, 1.0], "points")
-    text = chart([Series("reward", [1, 2], [0.0, 1.0], color=-1), points], "t", "", "")
+    reward = Series("reward", [1, 2], [0.0, 1.0], color=-1)
+    two = Series("held out", [0, 4], [0.0, 1.0], [0.0, 0.5], [0.5, 1.0], "points")
+    three = Series("held out", [0, 2, 4], [0.0, 0.5, 1.0], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0], "points")
+    text = chart([reward, two], "t", "", "")
     edges = [float(edge) for edge in re.findall(r'data-frame="([^"]+)"', text)[0].split()]
     bars = [
         float(x)
@@ -115,7 +117,8 @@ def test_what_was_measured_now_and_then_is_a_point_in_the_legend_too():
     ]
 
     assert text.count("<circle") == 3
-    assert 'stroke-opacity=".4"' in text
+    assert 'stroke-opacity=".4"' not in text
+    assert 'stroke-opacity=".4"' in chart([reward, three], "t", "", "")
     assert 'stroke="#1b1e23"' in text
     assert len(bars) == 2
     assert all(48 < x < 640 - 12 for x in (*bars, edges[0], edges[2]))

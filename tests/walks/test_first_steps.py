@@ -35,10 +35,10 @@ def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path
 
 @pytest.mark.slow
 def test_it_learns_sums_that_it_is_never_trained_on(tmp_path: Path):
-    """From about a seventh to nearly all of the sums that are never trained on, and nothing severe is found."""
+    """From about a seventh to nearly all of the sums that are never trained on, and the doctor finds nothing."""
     run = train_experiment(load("tiny-sums"), tmp_path / "run")
     before, after = (run.evaluations[place].headline.mean for place in (0, -1))
 
     assert before < 0.25
     assert after > 0.85
-    assert [row["rule"] for row in read_rows(run.directory / "findings.jsonl") if row["severity"] == "severe"] == []
+    assert [row for row in read_rows(run.directory / "findings.jsonl") if row["rule"] != "throughput"] == []

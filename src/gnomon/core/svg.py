@@ -371,8 +371,8 @@ def _curve(one: Series, place: int, ys: Scale) -> Iterator[str]:
         yield f'<polygon points="{out} {back}" fill-opacity=".16" {_color("fill", place)}/>'
     runs = list(_runs([(x, y) for x, y, _, _ in points]))
     strokes = "".join("M" + "L".join(f"{number_of(x)} {number_of(ys.place(y))}" for x, y in run) for run in runs)
-    if strokes:
-        # Between points there is a hint of a line, for nothing was measured there.
+    if strokes and (one.style != "points" or len(points) > 2):
+        # Between points there is a hint of a line, for nothing was measured there; none between the first and the last.
         width = '1.2" stroke-opacity=".4' if one.style == "points" else "1.7"
         line = f'<path d="{strokes}" class="curve" fill="none" stroke-width="{width}" stroke-linejoin="round"'
         yield f"{line} {_color('stroke', place)}><title>{_escaped(one.name)}</title></path>"

@@ -143,6 +143,23 @@ def test_entropy_that_is_gone_without_a_better_reward_is_severe():
     assert EntropyCollapse()(history(rollout__reward_mean=solved, **columns), FACTS) is None
 
 
+def test_what_a_policy_that_gets_better_does_is_no_finding():
+    """While the reward rises, within ten steps: entropy that falls by a tenth a step, groups that are all right, and
+    spikes of the gradient norm. When it has risen and stays, the first two are notes and the third is a warning.
+    """
+    rises, stays = [0.1 + 0.02 * step for step in range(30)], [0.1] * 10 + [0.6] * 20
+    falls = [3.0 * 0.95**step for step in range(30)]
+    usual = [0.9, 1.0, 1.1] * 6 + [1.0] * 9 + [4.0] * 3
+    right = {"rollout__degenerate_group_fraction": 0.7, "rollout__all_equal_best_fraction": 0.7}
+    expected = {"rollout__all_right_expected_fraction": 0.65, "rollout__all_wrong_expected_fraction": 0.0}
+    seen = {"loss__entropy_nats": falls, "learner__gradient_norm": usual, **right, **expected}
+    rules = (EntropyCollapse(), DegenerateGroups(), GradientNorm())
+
+    for reward, said in ((rises, [None] * 3), (stays, ["note", "note", "warning"])):
+        assert [severity(rule(history(rollout__reward_mean=reward, **seen), FACTS)) for rule in rules] == said
+    assert severity(DegenerateGroups()(degenerate(0.8, 0.7, rises), FACTS)) == "note"
+
+
 def test_entropy_is_projected_to_the_end_of_the_run():
     """It loses 5% a step and is at 3 * .95^20 = 1.08 after 21 of 100: at that rate 3 * .95^20 * .95^79 = .019 remain.
 

@@ -19,8 +19,8 @@ class DegenerateGroups:
 
     The share is split into all right (too easy) and all wrong (too hard), and compared with the share that the prompts'
     success rates explain, E[p^G + (1 - p)^G]. A larger share means that the responses of a group depend on each other.
-    Where the reward has risen, the explained share is only a note, because the policy learns from the other groups, and
-    while it rises nothing.
+    Where the reward has risen, the explained share is only a note, because the policy learns from the other groups.
+    While it rises, groups that are all right are none: they are what it has learned.
 
     Attributes:
         window: Steps.
@@ -58,7 +58,7 @@ class DegenerateGroups:
         is_excess = expected is not None and self._is_excess(share, expected, facts)
         if severity is None and not is_excess:
             return None
-        if severity is not None and not is_excess and is_rising(history, self.window):
+        if right > wrong and not is_excess and is_rising(history, self.window):
             return None
         if severity is not None and is_learning(history, self.window):
             severity = "warning" if is_excess else "note"
