@@ -12,9 +12,17 @@ from gnomon.algorithms.sections import Greso, OverlongPenalty, SelfImitationBuff
 from gnomon.config.experiment import EvaluationConfig
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.processes.client import Limits
-from gnomon.core.sections import BudgetConfig, CheckpointConfig, GradingConfig
+from gnomon.core.sections import (
+    BudgetConfig,
+    CheckpointConfig,
+    DoctorConfig,
+    GradingConfig,
+    RecordConfig,
+    SamplingConfig,
+)
 from gnomon.core.tables import build, parse_toml, set_path, to_table
 from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.models.lora import LoraConfig
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask
@@ -81,6 +89,22 @@ def test_what_is_wrong_is_named_with_its_path(table: dict[str, object], message:
     """A message says where, what, and the nearest thing that would have been right."""
     with pytest.raises(ConfigError, match=message):
         build(Drawing, table)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "given", "expected"),
+    [
+        (RecordConfig, "sinks", "wandb", ("wandb",)),
+        (SamplingConfig, "stop_ids", 5, (5,)),
+        (GradingConfig, "environment", "HOME", ("HOME",)),
+        (LoraConfig, "targets", "all-linear", "all-linear"),
+        (LoraConfig, "targets", "q_proj", ("q_proj",)),
+        (DoctorConfig, "stop_on", "severe", "severe"),
+    ],
+)
+def test_one_value_is_a_list_of_one(cls: type, key: str, given: object, expected: object):
+    """Where a list is asked for, and the value means nothing by itself."""
+    assert getattr(build(cls, {key: given}), key) == expected
 
 
 def test_a_mark_of_utf_8_at_the_beginning_is_no_part_of_the_text():

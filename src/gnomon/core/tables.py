@@ -175,7 +175,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     for member in allowed:
         arguments = typing.get_args(member)
         is_list = arguments[1:] == (Ellipsis,) and not any(map(dataclasses.is_dataclass, members(arguments[0])))
-        if is_list and type(value) in (str, int, float) and type(value) not in allowed and value != "":
+        is_other = type(value) not in allowed and not any(value in typing.get_args(each) for each in allowed)
+        if is_list and type(value) in (str, int, float) and is_other and value != "":
             value = [value]  # one text or number is a list of one
         if typing.get_origin(member) is tuple and isinstance(value, list | tuple):
             of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
