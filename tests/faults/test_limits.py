@@ -165,6 +165,35 @@ def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, st
     assert ended.returncode == 0 or "ulimit -n 4096 raises that" in ended.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("base")
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        *((resource.RLIMIT_NOFILE, most) for most in (8, 12, 18)),
+        *((resource.RLIMIT_FSIZE, most) for most in (60_000, 600_000)),
+        *((resource.RLIMIT_AS, most) for most in (700_000_000, 1_200_000_000)),
+        *((resource.RLIMIT_DATA, most) for most in (200_000_000, 600_000_000)),
+    ],
+)
+def test_a_whole_run_under_a_limit_trains_or_ends_in_words(tmp_path: Path, kind: int, most: int):
+    """Right, or at most five lines that name the limit and no model or setting; what is there goes on without it."""
+    run = tmp_path / "run"
+    ended = asked(["train", "tiny", *SMALL, "--run-dir", str(run)], limited(kind, most))
+    said = ended.stderr.splitlines()
+
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert "Exception ignored" not in ended.stderr
+    if ended.returncode:
+        assert ended.returncode in (1, 74)
+        last = max(number for number, line in enumerate(said) if line.startswith("gnomon "))
+        assert len(said) - last <= 5
+        assert "ulimit" in "".join(said[last:])
+    if (run / "experiment.toml").exists():
+        assert asked(["resume", str(run)]).returncode == 0
+        assert '"step": 1' in (run / "metrics.jsonl").read_text()
+
+
 def _without_output() -> None:
     os.close(1)
     sys.stdout = None  # as an interpreter begins that has none

@@ -203,3 +203,35 @@ def test_rewards_that_all_have_weight_0_are_said(weights: list[float], is_said: 
     remarks = questions(load("tiny", [f"rewards=[{rewards}]"]).experiment).said
 
     assert any("every reward has weight 0" in remark for remark in remarks) == is_said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cluster.graders=4"], "cluster.graders = 4 changes nothing without a cluster"),
+        (["cluster.placement=spread"], "cluster.placement = 'spread' changes nothing without a cluster"),
+        (["cluster.start_seconds=5"], "cluster.start_seconds = 5.0 changes nothing without a cluster"),
+        (["staleness.stragglers=drop"], "staleness.stragglers = 'drop' changes nothing without max_staleness above 0"),
+        (["staleness.limit=4"], 'staleness.limit = 4 changes nothing without max_staleness = "measured"'),
+        (["max_staleness=2", "staleness.ess_floor=0.9"], "staleness.ess_floor = 0.9 changes nothing without max_"),
+        (["engine.kept_gib=5"], "engine.kept_gib = 5.0 changes nothing without an [environment]"),
+        (["cluster=ray", "cluster.graders=4"], ""),
+        (["max_staleness=2", "staleness.stragglers=drop"], ""),
+        (["max_staleness=measured", "staleness.ess_floor=0.9", "staleness.limit=4"], ""),
+        (["environment.use=guess.py:Guess", "engine.kept_gib=5"], ""),
+        ([], ""),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_said(overrides: list[str], said: str):
+    """A person who sets one takes it to have an effect."""
+    idle = load("tiny", overrides).experiment.idle
+
+    assert len(idle) == bool(said)
+    assert said in "".join(idle)
+
+
+def test_what_changes_nothing_is_among_what_is_said_at_start():
+    """In plan, train and evaluate alike."""
+    remarks = questions(load("tiny", ["cluster.graders=4"]).experiment).said
+
+    assert any("cluster.graders = 4 changes nothing" in remark for remark in remarks)

@@ -40,8 +40,13 @@ def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> No
         rows(tmp_path / "single", "algorithm=spo", "sampling.temperature=0")
     with pytest.raises(ConfigError, match=r"sampling\.temperature must be 0 \(greedy\) or more, and finite, got -1"):
         rows(tmp_path / "below", "sampling.temperature=-1")
-    with pytest.raises(ConfigError, match=r"all 4 answers .* are the same; ask for one sample"):
-        rows(tmp_path / "held-out", "evaluation.sampling.temperature=0", "evaluation.samples=4")
+    with pytest.raises(
+        ConfigError, match=r"the \d+ answers to a prompt .* set it to 0 \(every token\) or above 1, and"
+    ):
+        rows(tmp_path / "likeliest", "sampling.top_k=1")
+    for greedy in ("temperature=0", "top_k=1"):
+        with pytest.raises(ConfigError, match=r"all 4 answers .* are the same; ask for one sample"):
+            rows(tmp_path / "held-out", f"evaluation.sampling.{greedy}", "evaluation.samples=4")
 
     trained = rows(tmp_path / "chosen", "algorithm=spo", "sampling.temperature=0", "learner.temperature=1")
     assert trained[0]["mismatch/total_abs_nats"] == pytest.approx(0.0, abs=1e-4), "recorded at temperature 1"

@@ -227,6 +227,34 @@ class Experiment:
         return self.rollouts_per_step // self.algorithm.num_generations
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """What is set and changes nothing in this run, in words."""
+        waiting: tuple[tuple[str, Any, tuple[str, ...], bool, str], ...] = (
+            (
+                "cluster",
+                self.cluster,
+                ("graders", "placement", "start_seconds"),
+                self.cluster.kind != "none",
+                "a cluster",
+            ),
+            ("staleness", self.staleness, ("stragglers",), self.staleness_bound > 0, "max_staleness above 0"),
+            (
+                "staleness",
+                self.staleness,
+                ("ess_floor", "limit"),
+                self.max_staleness == "measured",
+                'max_staleness = "measured"',
+            ),
+            ("engine", self.engine, ("kept_gib",), self.environment is not None, "an [environment]"),
+        )
+        return tuple(
+            f"{place}.{name} = {getattr(section, name)!r} changes nothing without {needed}"
+            for place, section, names, is_read, needed in waiting
+            for name in names
+            if not is_read and getattr(section, name) != getattr(type(section), name)
+        )
+
+    @property
     def local_processes(self) -> dict[str, tuple[int, int, bool]]:
         """What begins processes on this machine: of each setting its value, their number, and whether they are forks.
 

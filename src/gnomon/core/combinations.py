@@ -198,16 +198,21 @@ def _greedy(s: Settings) -> None:
     With one answer a prompt and ``learner.temperature`` it is a choice that has a meaning: the ratio is 1 at the first
     update, as if the answer had been drawn at temperature 1.
     """
-    if s["steps"] == 0 or s["sampling.temperature"] != 0:
+    is_greedy = s["sampling.temperature"] == 0
+    if s["steps"] == 0 or not (is_greedy or s["sampling.top_k"] == 1):
         return
-    answers, said = s["algorithm.num_generations"], "sampling.temperature = 0 takes the likeliest token each time"
+    answers = s["algorithm.num_generations"]
     if answers > 1 and not s["environment"]:
         why = f"the {answers} answers to a prompt (algorithm.num_generations) would be one answer {answers} times"
-    elif s["learner.temperature"] is None:
+    elif is_greedy and s["learner.temperature"] is None:
         why = "no log-probability of a sampled token is there for the ratio (or give learner.temperature = 1)"
     else:
         return
-    raise ConfigError(f"{said}: {why}; set it above 0, and evaluation.sampling.temperature = 0 to evaluate greedily")
+    key, way = ("temperature = 0", "above 0") if is_greedy else ("top_k = 1", "to 0 (every token) or above 1")
+    raise ConfigError(
+        f"sampling.{key} takes the likeliest token each time: {why}; set it {way}, and "
+        "evaluation.sampling.temperature = 0 to evaluate greedily"
+    )
 
 
 def _distributions(s: Settings) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.core.atomic_files import real_path
-from gnomon.core.errors import ModelError, on_one_line, shortened, unknown
+from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
@@ -474,6 +474,8 @@ def _generation_settings(place: str, config: Any) -> tuple[list[int], list[str]]
         with no_report():
             settings = GenerationConfig.from_pretrained(place)
     except Exception as error:
+        if refusal_of(error) is not None:
+            raise
         if not isinstance(error, OSError) or (Path(place) / file).exists():
             raise ModelError(
                 f"model '{place}': transformers does not take its generation_config.json ({first_line(error)}); "

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from gnomon.core.errors import ModelError
+from gnomon.core.errors import ModelError, refusal_of
 from gnomon.models.token_strings import first_line, parsed
 
 # Keep transformers' own progress bars and reports off the terminal, where our progress line is.
@@ -409,6 +409,8 @@ def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]
                 ignore_mismatched_sizes=True,
             )
     except RuntimeError as error:
+        if refusal_of(error) is not None:  # no thread, no memory: the model is not to blame
+            raise
         lost = _unfused(empty, found)
         if not lost:
             raise ModelError(f"the weights of '{empty.config.name_or_path}' do not fit: {first_line(error)}") from error

@@ -333,7 +333,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     measured = ((split.held_out, 0),) if is_supervised and not exams else ()
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
-    untried = []
+    untried = [*experiment.idle]
     judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
     if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
@@ -381,10 +381,11 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
                 '"numeric", or leave the set out'
             )
         samples = asked.samples or plan.samples
-        if sampling.is_greedy and samples > 1 and experiment.environment is None:
+        one = ("temperature 0", "a temperature above 0") if sampling.is_greedy else ("top_k 1", "another top_k")
+        if (sampling.is_greedy or sampling.top_k == 1) and samples > 1 and experiment.environment is None:
             raise ConfigError(
-                f"at temperature 0 all {samples} answers to a held-out question are the same; ask for one sample "
-                "(evaluation.samples = 1, --samples 1), or set a temperature above 0"
+                f"at {one[0]} all {samples} answers to a held-out question are the same; ask for one sample "
+                f"(evaluation.samples = 1, --samples 1), or set {one[1]}"
             )
         found.append(Exam(tasks, sampling, samples, judged, how.words(experiment.sampling)))
     return tuple(found)
