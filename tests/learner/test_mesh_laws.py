@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.laws.batches import presets
 from tests.learner.together import alone, apart, moved, recipe_for, together, walk
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticConfig, EmaProximal, Kl, Updates
 from gnomon.core.errors import LearnerError
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner
+from gnomon.models.hf_names import HfNames
 from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import BYTES
 
@@ -128,21 +130,36 @@ def test_a_process_that_stands_still_counts_as_dead(make_batch, monkeypatch: pyt
     assert None not in [program.poll() for program in programs]
 
 
-def test_a_model_that_bounds_its_logits_is_trained_alike(make_batch, tmp_path: Path):
-    """Gemma 2 in two processes makes the steps of one."""
-    config = Gemma2Config(
-        vocab_size=BYTES + 8, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, final_logit_softcapping=2.0, initializer_range=0.2, sliding_window=5,
-    )  # fmt: skip
+SMALL: dict[str, Any] = {
+    "vocab_size": BYTES + 8, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.2, "sliding_window": 5,
+}  # fmt: skip
+FORMS: dict[str, Callable[[], Any]] = {
+    "logits that are bounded": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, final_logit_softcapping=2.0)),
+    "experts with biases, windows and sinks": lambda: GptOssForCausalLM(
+        GptOssConfig(**SMALL, num_local_experts=6, num_experts_per_tok=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_another_form_is_trained_alike(form: str, make_batch, tmp_path: Path):
+    """Gemma 2 and gpt-oss in two processes make the steps of one, and are sent and written as one is."""
     torch.manual_seed(0)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    single, batches = alone(recipe_for(GRPO, 1, model=str(tmp_path))), drawn(make_batch, 4)
-    with together(recipe_for(GRPO, 2, model=str(tmp_path))) as distributed:
+    FORMS[form]().save_pretrained(tmp_path / "model")
+    model, batches = str(tmp_path / "model"), drawn(make_batch, 4)
+    single = alone(recipe_for(GRPO, 1, model=model))
+    with together(recipe_for(GRPO, 2, model=model)) as distributed:
         walk(single, GRPO, batches)
         walk(distributed, GRPO, batches)
         difference = apart(distributed.state().tensors, single.state().tensors)
+        sent = HfNames(model).spell(distributed.snapshot().tensors())
+        distributed.write_model(tmp_path / "written")
 
     assert difference < 2e-6
+    written = load_file(tmp_path / "written" / "model.safetensors")
+    assert {name: sent[name].shape for name in written} == {name: tensor.shape for name, tensor in written.items()}
+    assert apart(written, {name: sent[name] for name in written}) == 0.0
 
 
 def test_bfloat16_has_float32_masters_in_parts(make_batch):
