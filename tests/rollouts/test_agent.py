@@ -455,6 +455,34 @@ def test_a_rewritten_history_opens_a_segment():
     assert session.latest == "e"
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_openai_s_client_completes_plain_text(is_streamed: bool):
+    """A prompt that begins with what was said keeps its ids; behind an end of turn it is a segment without that."""
+    cut = [*b"ab", 200, *b"c"]
+    engine = Parrot([cut, say("d"), say("e"), say("f")])
+
+    async def body() -> AgentSession:
+        async with serving(engine) as served, served.openai as client:
+            text = "<|eos|>q"
+            for behind, most in ((" more", len(cut)), ("", 9), ("!", 9), ("", 9)):
+                asked: dict[str, Any] = {"model": "m", "prompt": text, "max_tokens": most, "stream": is_streamed}
+                said = await client.completions.create(**asked)
+                parts = [part async for part in said] if is_streamed else [said]
+                text += "".join(part.choices[0].text for part in parts) + behind
+                assert parts[-1].choices[0].finish_reason == ("length" if behind == " more" else "stop")
+            with pytest.raises(openai.BadRequestError, match="one text, of at least a character"):
+                await client.completions.create(model="m", prompt=[1, 2])
+            return served.session
+
+    first, behind, other = run(body()).segments
+    assert first.path.prompt == (256, *b"<|eos|>q"), "no control token but what every text begins with"
+    assert first.path.tokens == [*cut, *b" more", *say("d")]
+    assert first.path.mask == [True] * 4 + [False] * 5 + [True] * 2
+    assert behind.path.prompt == (*first.path.prompt, *first.path.tokens[:-1])
+    assert behind.path.tokens == say("e")
+    assert other.path.prompt == (*behind.path.prompt, *b"e!")
+
+
 def test_segments_are_rows_of_one_rollout(mine: Path, tmp_path: Path):
     """A batch has a row for each, with one rollout_id, group and reward; the record reads back as it was written."""
     code = "say(); history[:] = []; say('short'); say(); return 0.5"

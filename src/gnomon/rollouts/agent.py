@@ -82,6 +82,7 @@ class AgentSegment:
 
     Attributes:
         said: What its messages say, in order (`ChatMessage.identity`).
+        plain: Of a conversation in plain text, its text and its messages after each answer.
         is_busy: Whether a call that extends it is being answered.
     """
 
@@ -89,6 +90,7 @@ class AgentSegment:
     tools: tuple[Mapping[str, Any], ...]
     said: list[tuple[Any, ...]] = field(default_factory=list)
     marks: list[SegmentMark] = field(default_factory=list)
+    plain: list[tuple[str, tuple[ChatMessage, ...]]] = field(default_factory=list)
     is_busy: bool = False
 
 
@@ -111,6 +113,8 @@ class PolicyTemplates:
         Raises:
             ConfigError, DatasetError: The chat template does not show all of it.
         """
+        if request.messages[0].role == "text":
+            return (*self.tokenizer.begin, *self.tokenizer.encode_plain("".join(m.text for m in request.messages)))
         schemas = json.dumps(request.tools)
         if schemas not in self._renderers:
             if len(self._renderers) > 64:
@@ -121,7 +125,9 @@ class PolicyTemplates:
         return self._renderers[schemas](self._messages(request.messages), Further("the call"))
 
     def reply(self, messages: Sequence[ChatMessage], is_ended: bool) -> tuple[int, ...]:
-        """Return the tokens of messages behind an answer, as `TurnTokenizer.reply`."""
+        """Return the tokens of messages behind an answer, as `TurnTokenizer.reply`; of plain text, its own."""
+        if messages[0].role == "text":
+            return tuple(self.tokenizer.encode_plain(messages[0].text))
         return self.turns.reply([(message.role, message.shown) for message in messages], is_ended)
 
     def _messages(self, messages: Sequence[ChatMessage]) -> list[Message]:
@@ -262,6 +268,7 @@ class AgentSession:
         if self._asked >= self._policy.plan.max_turns or self._is_over:
             self._end("turns", None, is_at_once=False)
             raise ApiError("rollout_over", f"this rollout is over ({self.cause or 'environment.max_turns'}); end here")
+        request = self._continued(request)
         segment, before = self._placed(request)
         left = self._room(segment, before)
         self.clock()
@@ -326,10 +333,24 @@ class AgentSession:
         new = request.messages[len(segment.said) :] if segment.marks else ()
         path.add_reply(before[len(path.prompt) + len(path.tokens) :], [(m.role, m.shown) for m in new])
         path.add_answer(done, text)
-        segment.said = [message.identity for message in (*request.messages, answer.message)]
+        spoken = (*request.messages, answer.message)
+        segment.said = [message.identity for message in spoken]
+        if spoken[0].role == "text":
+            segment.plain.append(("".join(message.text for message in spoken), spoken))
         is_ended = done.stop == "stop" and done.tokens[-1] in asked.stop_ids
         segment.marks.append(SegmentMark(len(segment.said), len(path.tokens), is_ended))
         return answer
+
+    def _continued(self, request: ChatRequest) -> ChatRequest:
+        """Return plain text that begins with what was said as those messages and the rest."""
+        text = request.messages[0].text
+        if request.messages[0].role != "text":
+            return request
+        known = [each for segment in self.segments for each in segment.plain if text.startswith(each[0])]
+        if not known:
+            return request
+        begun, messages = max(known, key=lambda each: len(each[0]))
+        return replace(request, messages=(*messages, ChatMessage("text", text[len(begun) :])))
 
     def _found(self, request: ChatRequest) -> tuple[AgentSegment, SegmentMark] | None:
         """Return the longest beginning of the messages that was said, by its segment and its last answer."""
@@ -359,10 +380,13 @@ class AgentSession:
             else:
                 segment, mark = found
                 reply = templates.reply(request.messages[mark.messages :], mark.is_ended)
-                before = (*segment.path.prompt, *segment.path.tokens[: mark.tokens], *reply)
+                # Plain text that goes on behind an answer has no end of turn in it.
+                kept = mark.tokens - (mark.is_ended and request.messages[0].role == "text")
+                before = (*segment.path.prompt, *segment.path.tokens[:kept], *reply)
         except (ConfigError, DatasetError) as error:
             raise ApiError("invalid_request", str(error)) from error
-        if found is not None and found[1] is found[0].marks[-1] and not found[0].is_busy:
+        is_tip = found is not None and found[1] is found[0].marks[-1] and not found[0].is_busy
+        if found is not None and is_tip and kept == found[1].tokens:
             if len(reply) > plan.max_reply_tokens:
                 self._end("flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}")
                 raise ApiError("flood", f"{self.cause} (environment.max_reply_tokens)")

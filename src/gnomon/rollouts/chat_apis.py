@@ -1,8 +1,8 @@
 """The interfaces that agents call a model by, read into one request and written from one answer. No torch.
 
-OpenAI's chat completions and responses and Anthropic's messages, streamed or not. What would change the distribution
-that tokens are drawn from is refused: the learner scores every token under the run's own sampling, and a token that was
-drawn otherwise has another log-probability. What a chat template cannot show is refused too.
+OpenAI's chat completions, completions and responses and Anthropic's messages, streamed or not. What would change the
+distribution that tokens are drawn from is refused: the learner scores every token under the run's own sampling, and a
+token that was drawn otherwise has another log-probability. What a chat template cannot show is refused too.
 """
 
 import itertools
@@ -46,7 +46,7 @@ class ChatMessage:
     """One message of a request, whichever interface it came by.
 
     Attributes:
-        role: "system", "user", "assistant" or "tool".
+        role: "system", "user", "assistant" or "tool"; "text" for plain text, which no chat template shows.
         calls: Tool calls of an assistant.
     """
 
@@ -351,6 +351,47 @@ def _refuse_chat(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
 
 
+# OpenAI's completions.
+
+_COMPLETIONS: Mapping[str, Sequence[Any]] = {
+    "model": (), "prompt": (), "stream": (), "stream_options": (), "stop": (), "max_tokens": (), "user": (), "seed": (),
+    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": (False,), "logit_bias": ({},),
+    "frequency_penalty": (0,), "presence_penalty": (0,),
+}  # fmt: skip
+
+
+def _read_completion(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest:
+    _check_sampling(body, sampling, _COMPLETIONS)
+    prompt = body.get("prompt")
+    [text] = prompt if isinstance(prompt, list) and len(prompt) == 1 else [prompt]
+    if not isinstance(text, str) or not text:
+        raise ApiError("invalid_request", f"prompt = {_short(prompt)}: one text, of at least a character")
+    return ChatRequest(
+        messages=(ChatMessage("text", text),),
+        reads_calls=False,
+        max_tokens=_limit(body.get("max_tokens"), "max_tokens"),
+        stop=_stops(body.get("stop")),
+        is_streamed=bool(body.get("stream")),
+        has_usage=bool(_need(body.get("stream_options") or {}, Mapping, "stream_options").get("include_usage")),
+        model=_need(body.get("model", MODEL), str, "model"),
+    )
+
+
+def _write_completion(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    choice = {"index": 0, "text": answer.text, "finish_reason": _chat_end(answer), "logprobs": None}
+    head = {**_chat_head(request, answer, "text_completion"), "id": f"cmpl-{answer.number}"}
+    return {**head, "choices": [choice], "usage": _usage(answer)}
+
+
+def _stream_completion(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, Any]]:
+    whole = _write_completion(request, answer)
+    usage = whole.pop("usage")
+    yield "", whole
+    if request.has_usage:
+        yield "", {**whole, "choices": [], "usage": usage}
+    yield "", "[DONE]"
+
+
 # OpenAI's responses.
 
 _RESPONSES: Mapping[str, Sequence[Any]] = {
@@ -570,6 +611,7 @@ def _refuse_messages(error: ApiError) -> dict[str, Any]:
 
 CHAT_APIS: Mapping[str, ChatApi] = {
     "/v1/chat/completions": ChatApi(_read_chat, _write_chat, _stream_chat, _refuse_chat),
+    "/v1/completions": ChatApi(_read_completion, _write_completion, _stream_completion, _refuse_chat),
     "/v1/responses": ChatApi(_read_responses, _write_responses, _stream_responses, _refuse_chat),
     "/v1/messages": ChatApi(_read_messages, _write_messages, _stream_messages, _refuse_messages),
 }
