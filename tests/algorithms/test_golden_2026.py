@@ -21,6 +21,7 @@ approx = pytest.approx
 BEFORE = [[log(0.5), log(0.2)], [log(0.5), log(0.4)]]
 NOW = [[log(0.55), log(0.6)], [log(0.45), log(0.15)]]
 A = 0.5 / (sqrt(0.5) + 1e-6)
+L = log(2)
 
 
 def pair(rewards: list[float], **more: Any) -> Batch:
@@ -280,3 +281,42 @@ def test_the_optimal_token_baseline_weighs_returns_by_what_was_undecided():
     assert of("otb", early, now)[1] == approx([-0.1, 0, 0, 0.1, 0], abs=1e-15)
     same = make_batch([1.0, 1.0], [[1, 1, 1], [1, 1]], **known)
     assert of("otb", same, now)[1] == approx([0, 0, -0.2, 0, 0], abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rewards", "more", "slopes", "loss"),
+    [
+        ("sft", [1.0, 1.0], {"proximal": NOW}, [-0.25] * 4, -log(0.55 * 0.6 * 0.45 * 0.15) / 4),
+        ("expert-iteration", [1.0, 0.25], {"proximal": NOW}, [-0.25] * 4, -log(0.55 * 0.6 * 0.45 * 0.15) / 4),
+        ("expert-iteration", [1.0, 0.0], {"proximal": NOW}, [-0.5, -0.5, 0, 0], -log(0.55 * 0.6) / 2),
+        ("raft", [1.0, 0.25], {"proximal": NOW}, [-0.5, -0.5, 0, 0], -log(0.55 * 0.6) / 2),
+        (
+            "opd",
+            [1.0, 0.0],
+            {"reference": [[log(0.25), log(0.4)], [log(0.5), log(0.8)]]},
+            [1.1 * L / 4, -3 * L / 4, 0, -0.375 * L / 4],
+            L * (1.1 * log(0.55) - 3 * log(0.6) - 0.375 * log(0.15)) / 4,
+        ),
+        (
+            "rae",
+            [1.0, 0.25],
+            {"baseline": [0.5, 0.1]},
+            [-1.1 * 0.5 / 4, 0, -0.9 * 0.15 / 4, -0.375 * 0.15 / 4],
+            -(1.1 * 0.5 + 1.2 * 0.5 + 0.9 * 0.15 + 0.375 * 0.15) / 4,
+        ),
+        ("lite-ppo", [1.0, 0.0], {}, [-1.1 * A / 4, 0, 0.9 * A / 4, 0], (-1.1 - 1.2 + 0.9 + 0.8) * A / 4),
+    ],
+)
+def test_given_answers_teachers_and_roles(
+    spec: str, rewards: list[float], more: dict[str, Any], slopes: list[float], loss: float
+):
+    """Given or accepted answers have their mean negative log-likelihood: A = 1, or 4 tokens over 2 accepted ones.
+
+    Under a teacher of 0.25, 0.4 and 0.5, 0.8, A is its log-ratio to proximal, -log 2, log 2, 0 and log 2. Of roles that
+    usually earn 0.5 and 0.1, A is 0.5 and 0.15, and the clip to 0.8..1.2 stops the ratio of 3. Over the batch's
+    deviation A is a and -a, and it stops that of 0.375 as well.
+    """
+    found, gradient = of(spec, pair(rewards, **more))
+
+    assert gradient == approx(slopes, rel=1e-12, abs=1e-15)
+    assert found == approx(loss, rel=1e-12)
