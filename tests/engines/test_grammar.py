@@ -124,6 +124,22 @@ def test_greedy_takes_the_likeliest_of_what_is_allowed():
     assert drawn.logprobs.item() == pytest.approx(float(logits.log_softmax(-1)[0, 1]))
 
 
+def test_each_answer_of_a_conversation_obeys_for_itself():
+    """A turn behind a former answer, whose keys and values are kept, begins the grammar anew."""
+
+    async def body() -> list[str]:
+        engine, said, before = LocalEngine(tiny_model(0, TRIAL_CONFIG), kept_bytes=1 << 20), [], list(PROMPT)
+        await engine.load(trial_snapshot(0))
+        for turn in range(3):
+            [done] = await engine.generate(before, [turn], obeying("[0-9]{2,4};"))
+            said.append(text(done))
+            before += [*done.tokens, 43, 50]
+        await engine.close()
+        return said
+
+    assert all(re.fullmatch("[0-9]{2,4};", answer) for answer in asyncio.run(body()))
+
+
 def test_a_stop_string_and_the_budget_end_answers_that_a_grammar_would_go_on_with():
     """As without one: at the token that completes the string, or at the budget."""
     asked = obeying("[ab]{8}!", stop="a"), obeying("[ab]{8}!", max_completion_length=5)
