@@ -7,6 +7,7 @@ import pytest
 
 from gnomon.core.errors import DatasetError
 from gnomon.tasks.arrow_rows import rows_of
+from gnomon.tasks.split import Repetitions
 from gnomon.tasks.tables import TableTask
 
 pa = pytest.importorskip("pyarrow")
@@ -32,12 +33,18 @@ def made(random: Random, count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("repeated", ["merge", "keep"])
 def test_a_table_of_parquet_asks_what_the_same_rows_ask_in_jsonl(tmp_path: Path, seed: int, repeated: Any):
-    """Rows that Arrow compares become the prompts, numbers and sentences of rows that are compared one by one."""
+    """Rows that are compared before they are made become the prompts and sentences of those compared one by one."""
     rows = made(Random(seed), 120)
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", row_group_size=50)
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     fast, plain = (TableTask(str(tmp_path / f"t.{e}"), repeated=repeated).questions() for e in ("parquet", "jsonl"))
+    rest = Repetitions("t", repeated == "merge")
+    kept = [q.id for q in TableTask(str(tmp_path / "t.jsonl"), repeated="keep").questions().questions
+            if rest.is_kept(q, int(q.id.rpartition("-")[2]))]  # fmt: skip
+
+    assert [q.id for q in plain.questions] == kept
+    assert plain.repeated == rest.said
 
     assert [(q.id, q.content, q.columns) for q in fast.questions] == [
         (q.id, q.content, q.columns) for q in plain.questions

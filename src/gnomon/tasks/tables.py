@@ -9,10 +9,12 @@ import json
 import re
 import socket
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -69,8 +71,8 @@ def read_rows(path: str, subset: str | None, split: str, numbering: Collection[s
     Args:
         path: File, folder, or the dataset's name.
         subset, split: Parts of a dataset.
-        numbering: Columns in which equal rows of an Arrow table or of Parquet may differ, of which the first alone is
-            returned, with its `Row.copies`; None returns every row.
+        numbering: Columns in which equal rows may differ, of which the first alone is returned, with its `Row.copies`;
+            None returns every row.
 
     Raises:
         DatasetError: The table is missing, unreadable or empty; the message names the nearest files.
@@ -134,9 +136,28 @@ def _read_file(file: Path, subset: str | None, split: str, numbering: Collection
     try:
         with file.open("rb") as opened:
             _check_head(file, opened.read(_HEAD))
-        return readers[file.suffix.lower()](file)
+        rows = readers[file.suffix.lower()](file)
+        return rows if file.suffix.lower() in (".parquet", ".arrow") else _different(rows, numbering)
     except OSError as error:
         raise DatasetError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _different(rows: Iterable[Row], numbering: Collection[str] | None) -> list[Row]:
+    """Return the rows of a text file as `rows_of` returns those of an Arrow table."""
+    if numbering is None:
+        each = (replace(row, number=number, copies=()) for row in rows for number in (row.number, *row.copies))
+        return sorted(each, key=lambda row: row.number)
+    kept: dict[Any, list[Row]] = {}
+    for row in rows:
+        key: Any = row.number
+        with suppress(RecursionError):  # nested too deep, which is refused below
+            compared = repr([item for item in row.values.items() if item[0] not in numbering])
+            key = key if row.flaw else blake2b(compared.encode("utf-8", "surrogatepass")).digest()
+        kept.setdefault(key, []).append(row)
+    return [
+        replace(first, copies=tuple(sorted((*first.copies, *(n for row in rest for n in (row.number, *row.copies))))))
+        for first, *rest in kept.values()
+    ]
 
 
 def _check_head(file: Path, head: bytes) -> None:
@@ -158,12 +179,22 @@ def _check_head(file: Path, head: bytes) -> None:
 
 
 def _read_jsonl(file: Path) -> list[Row]:
+    """Return the rows, of equal lines the first."""
     content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if content.lstrip()[:1] == b"[":
         raise DatasetError(f"{file} begins with [ and is one JSON list, not an object on each line; rename it to .json")
-    lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    numbered = enumerate(counted(lines, f"reading {file}", len(lines)), start=1)
-    return [_parse(number, line) for number, line in numbered if line.strip()]
+    content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = counted(io.BytesIO(content), f"reading {file}", content.count(b"\n") + 1)
+    places: defaultdict[bytes, list[int]] = defaultdict(list)
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        numbers = places[blake2b(line.removesuffix(b"\n"), digest_size=16).digest()]
+        if not numbers and line.strip():
+            rows.append(_parse(number, line.removesuffix(b"\n")))
+        if numbers or line.strip():
+            numbers.append(number)
+    copies = {numbers[0]: tuple(numbers[1:]) for numbers in places.values() if numbers}
+    return [replace(row, copies=copies[row.number]) for row in rows]
 
 
 def _parse(number: int, line: bytes) -> Row:
