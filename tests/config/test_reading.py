@@ -17,7 +17,7 @@ from gnomon.algorithms import NAMED
 from gnomon.config.experiment import load, settings_of, to_toml
 from gnomon.config.reading import built_in, check_names
 from gnomon.config.reference import as_names, settings
-from gnomon.core.combinations import Settings, check_drawing, check_engines, check_learner
+from gnomon.core.combinations import SettingsByKey, check_drawing, check_engines, check_learner
 from gnomon.core.errors import ConfigError, UserError
 from gnomon.training.eval_spec import EvalSpec
 
@@ -217,7 +217,7 @@ def test_the_names_of_a_written_experiment_pass(key: str):
      ["evaluation.every=3"], ["model=tiny"], ["stepz=3"], ["sampling.temperature=hot"], ["task.sise=3"]],
 )  # fmt: skip
 def test_an_evaluation_refuses_what_it_would_not_use(overrides: list[str]):
-    """Settings of training, wrong names and wrong values, in the command and in Python alike."""
+    """SettingsByKey of training, wrong names and wrong values, in the command and in Python alike."""
     with pytest.raises(ConfigError, match=r"changes nothing|unknown key|first argument|should be a number"):
         EvalSpec(overrides=tuple(overrides))
 
@@ -303,7 +303,7 @@ def told_late(overrides: Sequence[str]) -> None:
     """Make the experiment, and check what a run on a CPU would."""
     s = settings_of(load("tiny", overrides).experiment)
     for check in (check_drawing, check_engines, check_learner):
-        check(Settings({**s, "device": "cpu"}))
+        check(SettingsByKey({**s, "device": "cpu"}))
 
 
 def test_both_checks_say_the_same_of_a_misspelt_key():

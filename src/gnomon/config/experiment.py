@@ -17,7 +17,7 @@ from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.reading import as_json, parse_override, read, settle_length
-from gnomon.core.combinations import Settings, check_meaning, of_table
+from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
     STARTED,
@@ -279,7 +279,7 @@ class Experiment:
         }
 
 
-def settings_of(experiment: Experiment, written: Mapping[str, Any] | None = None) -> Settings:
+def settings_of(experiment: Experiment, written: Mapping[str, Any] | None = None) -> SettingsByKey:
     """Return every setting by its key, and the facts of the algorithm.
 
     Args:

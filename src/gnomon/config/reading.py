@@ -19,7 +19,7 @@ from typing import Any
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
 from gnomon.core.combinations import (
-    Settings,
+    SettingsByKey,
     check_drawing,
     check_engines,
     check_learner,
@@ -245,7 +245,7 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
     if is_here:
         has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
         for check in (check_drawing, check_engines, check_learner):
-            check(Settings({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
+            check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
 
 
 def _check_rules(last: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Settings that cannot be meant together. No torch: a file and a command line are looked at before it is imported.
+"""SettingsByKey that cannot be meant together. No torch: a file and a command line are looked at before it is imported.
 
 A setting is known by its key, as "learner.processes". Of an algorithm there are its own scalars ("algorithm.scope") and
 what follows from its pieces ("algorithm.critic"); a check that asks for one that is not known is passed over, and made
@@ -15,7 +15,7 @@ from gnomon.core.sections import STARTED, STORE
 _STALEST = 1024
 
 
-class Settings(dict[str, Any]):
+class SettingsByKey(dict[str, Any]):
     """Every setting of an experiment by its key; those that are none, and have no default, are not in it."""
 
     def __missing__(self, key: str) -> Any:
@@ -50,7 +50,7 @@ class _UnknownYet(LookupError):
     """A fact of an algorithm that is not known before its pieces are made."""
 
 
-def check_meaning(s: Settings) -> None:
+def check_meaning(s: SettingsByKey) -> None:
     """Refuse settings that no machine could follow together.
 
     Raises:
@@ -59,7 +59,7 @@ def check_meaning(s: Settings) -> None:
     _check_all(s, (_groups, _minibatches, _staleness, _supervised, _logged, _agent))
 
 
-def check_drawing(s: Settings) -> None:
+def check_drawing(s: SettingsByKey) -> None:
     """Refuse answers from which nothing can be learned.
 
     Raises:
@@ -68,7 +68,7 @@ def check_drawing(s: Settings) -> None:
     _check_all(s, (_greedy, _distributions))
 
 
-def check_engines(s: Settings) -> None:
+def check_engines(s: SettingsByKey) -> None:
     """Refuse engines that cannot be meant, or for which nothing would be gained.
 
     Raises:
@@ -77,7 +77,7 @@ def check_engines(s: Settings) -> None:
     _check_all(s, (_engines, _sleep, _vllm))
 
 
-def check_learner(s: Settings) -> None:
+def check_learner(s: SettingsByKey) -> None:
     """Refuse what does not fit the learner's processes, the device or the cluster.
 
     Args:
@@ -89,13 +89,13 @@ def check_learner(s: Settings) -> None:
     _check_all(s, (_cut, _cluster, _broadcast))
 
 
-def _check_all(s: Settings, checks: tuple[Callable[[Settings], None], ...]) -> None:
+def _check_all(s: SettingsByKey, checks: tuple[Callable[[SettingsByKey], None], ...]) -> None:
     for check in checks:
         with suppress(_UnknownYet):
             check(s)
 
 
-def _groups(s: Settings) -> None:
+def _groups(s: SettingsByKey) -> None:
     rollouts, each = s["rollouts_per_step"], s["algorithm.num_generations"]
     if rollouts % each:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _groups(s: Settings) -> None:
         )
 
 
-def _minibatches(s: Settings) -> None:
+def _minibatches(s: SettingsByKey) -> None:
     rollouts = s["rollouts_per_step"]
     for name in ("updates", "critic.updates"):
         count = s[f"algorithm.{name}.minibatches"]
@@ -117,7 +117,7 @@ def _minibatches(s: Settings) -> None:
             )
 
 
-def _staleness(s: Settings) -> None:
+def _staleness(s: SettingsByKey) -> None:
     bound, slack, is_measured = s.bound, s["staleness.slack"], s["max_staleness"] == "measured"
     if bound > _STALEST:
         name = "staleness.limit" if is_measured else "max_staleness"
@@ -131,7 +131,7 @@ def _staleness(s: Settings) -> None:
         raise ConfigError(f"staleness.slack must be from 0 to max_staleness = {bound} steps, got {slack}")
 
 
-def _supervised(s: Settings) -> None:
+def _supervised(s: SettingsByKey) -> None:
     """Refuse what has no meaning for the dataset's answers, or for sampled ones alone."""
     if s["algorithm.demonstrated"] and (s["max_staleness"] == "measured" or s["environment"]):
         raise ConfigError(
@@ -160,7 +160,7 @@ def _supervised(s: Settings) -> None:
         )
 
 
-def _logged(s: Settings) -> None:
+def _logged(s: SettingsByKey) -> None:
     """Refuse what would have to ask the policy where logged rollouts are trained on."""
     if s["rollouts_from"] is None:
         return
@@ -187,12 +187,12 @@ def _logged(s: Settings) -> None:
         )
 
 
-def _agent(s: Settings) -> None:
+def _agent(s: SettingsByKey) -> None:
     if s["system"] and (s["environment.kind"] == "agent" or s["environment.is_agent"]):
         raise ConfigError("an agent writes its own system message, so `system` reaches no prompt; remove it")
 
 
-def _greedy(s: Settings) -> None:
+def _greedy(s: SettingsByKey) -> None:
     """Refuse training on greedy answers where the loss would be none: no draw, so no ratio and no groups.
 
     With one answer a prompt and ``learner.temperature`` it is a choice that has a meaning: the ratio is 1 at the first
@@ -215,7 +215,7 @@ def _greedy(s: Settings) -> None:
     )
 
 
-def _distributions(s: Settings) -> None:
+def _distributions(s: SettingsByKey) -> None:
     """Refuse to compare with distributions that the engine does not return, or that leave tokens out."""
     if s["steps"] == 0 or not s["algorithm.distributions"]:
         return
@@ -236,7 +236,7 @@ def _distributions(s: Settings) -> None:
     )
 
 
-def _engines(s: Settings) -> None:
+def _engines(s: SettingsByKey) -> None:
     count, asked = s["engine.count"], s.prompts * (s.bound + 1)
     if count > asked:
         raise ConfigError(
@@ -245,7 +245,7 @@ def _engines(s: Settings) -> None:
         )
 
 
-def _sleep(s: Settings) -> None:
+def _sleep(s: SettingsByKey) -> None:
     """Refuse an engine that cannot sleep while the learner works, or for whose sleep nothing would be gained."""
     count, processes = s["engine.count"], s["learner.processes"]
     if not s["engine.sleeps"]:
@@ -267,7 +267,7 @@ def _sleep(s: Settings) -> None:
     raise ConfigError(f"engine.sleeps = true: {why}")
 
 
-def _vllm(s: Settings) -> None:
+def _vllm(s: SettingsByKey) -> None:
     if s["engine.kind"] != "vllm":
         return
     if s["engine.count"] > 1 and s["engine.server"] not in ("", STARTED):
@@ -287,7 +287,7 @@ def _vllm(s: Settings) -> None:
         )
 
 
-def _cut(s: Settings) -> None:
+def _cut(s: SettingsByKey) -> None:
     """Refuse settings of the learner that do not fit its processes, or the device."""
     processes, offload, base = s["learner.processes"], s["learner.offload"], s["lora.base"]
     if s.is_sharded and base not in (None, "unquantized"):
@@ -309,7 +309,7 @@ def _cut(s: Settings) -> None:
         )
 
 
-def _cluster(s: Settings) -> None:
+def _cluster(s: SettingsByKey) -> None:
     if s["cluster.kind"] == "none":
         return
     if ":" in s["device"]:
@@ -324,7 +324,7 @@ def _cluster(s: Settings) -> None:
         )
 
 
-def _broadcast(s: Settings) -> None:
+def _broadcast(s: SettingsByKey) -> None:
     """Refuse weights that cannot be sent by vLLM's own transfer."""
     backend = s["cluster.transfer"]
     if s["cluster.kind"] == "none" or backend == STORE:
@@ -343,6 +343,6 @@ def _broadcast(s: Settings) -> None:
     raise ConfigError(f"cluster.transfer = '{backend}' {why}; or set cluster.transfer = '{STORE}'")
 
 
-def of_table(flat: Mapping[str, Any]) -> Settings:
+def of_table(flat: Mapping[str, Any]) -> SettingsByKey:
     """Return settings by their keys, with whether there is an environment."""
-    return Settings({**flat, "environment": any(key.startswith("environment.") for key in flat)})
+    return SettingsByKey({**flat, "environment": any(key.startswith("environment.") for key in flat)})

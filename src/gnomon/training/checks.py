@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gnomon.config.experiment import EvaluationConfig, Experiment, settings_of
-from gnomon.core.combinations import Settings, check_drawing, check_engines, check_learner
+from gnomon.core.combinations import SettingsByKey, check_drawing, check_engines, check_learner
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STORE, SamplingConfig
 from gnomon.engines.own import own_class
@@ -82,7 +82,7 @@ def check_staging(resolved: Resolved) -> None:
         ConfigError: If one of them cannot be had.
     """
     experiment, device = resolved.experiment, resolved.device
-    check_learner(Settings({**settings_of(experiment), **({"device": "cpu"} if device.type == "cpu" else {})}))
+    check_learner(SettingsByKey({**settings_of(experiment), **({"device": "cpu"} if device.type == "cpu" else {})}))
     if experiment.cluster.kind == "none":
         resolved.learner_spec.check()
         return
