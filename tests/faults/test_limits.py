@@ -22,6 +22,9 @@ from gnomon.core.errors import LIMITS, ModelError, refusal_of
 from gnomon.models.token_strings import parsed
 
 GNOMON = [sys.executable, "-m", "gnomon"]
+IS_ROOT = os.geteuid() == 0 and shutil.which("setpriv") is not None
+KEPT = [f"--{which}-caps=+dac_override,+dac_read_search" for which in ("inh", "ambient")]
+NAMELESS = ["setpriv", "--reuid", "54321", "--clear-groups", *KEPT]
 SMALL = [
     "steps=1", "task.size=40", "rollouts_per_step=8", "held_out.size=3", "algorithm.num_generations=2",
     "grading.workers=1", "evaluation.before=false",
@@ -84,6 +87,7 @@ def is_in_words(ended: "subprocess.CompletedProcess[str]") -> bool:
         (RuntimeError("No space left on device"), errno.ENOSPC),
         (RuntimeError("IoError: Too many open files (os error 24)"), errno.EMFILE),
         (RuntimeError("can't start new thread"), errno.EAGAIN),
+        (BaseException("ThreadPoolBuildError { kind: IOError(Os { code: 11, kind: WouldBlock }) }"), errno.EAGAIN),
         (MemoryError(), errno.ENOMEM),
         (OSError(errno.ENOENT, "x"), None),
         (RuntimeError("I/O error: No such file or directory (os error 2)"), None),
@@ -91,7 +95,7 @@ def is_in_words(ended: "subprocess.CompletedProcess[str]") -> bool:
         (ModelError("no weights"), None),
     ],
 )
-def test_a_refusal_is_told_from_other_errors_whoever_reports_it(error: Exception, number: int | None):
+def test_a_refusal_is_told_from_other_errors_whoever_reports_it(error: BaseException, number: int | None):
     """By number, or by the text of libraries in other languages."""
     refused = refusal_of(error)
 
@@ -194,6 +198,19 @@ def test_a_whole_run_under_a_limit_trains_or_ends_in_words(tmp_path: Path, kind:
         assert '"step": 1' in (run / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_ROOT, reason="only root has no limit, and gives up its name")
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_few_threads_and_processes_end_in_words(tmp_path: Path, most: int):
+    """Threads of Python's, of a library in Rust (whose panic is no exception), and processes that grade."""
+    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    ended = asked(arguments, limited(resource.RLIMIT_NPROC, most), {"HOME": str(tmp_path)}, program=NAMELESS + GNOMON)
+
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "ulimit -u" in ended.stderr.splitlines()[-1]
+
+
 def _without_output() -> None:
     os.close(1)
     sys.stdout = None  # as an interpreter begins that has none
@@ -252,12 +269,9 @@ def test_a_user_without_a_name_a_home_and_a_language_plans():
     """As in a container that is begun with a number for a user (only root gives up its name), without UTF-8: what
     cannot be shown is replaced.
     """
-    nameless = ["setpriv", "--reuid", "54321", "--clear-groups"]
-    kept = [f"--{which}-caps=+dac_override,+dac_read_search" for which in ("inh", "ambient")]
     without = dict.fromkeys(("HOME", "USER", "LOGNAME", "LANG", "LC_ALL"))
     ascii_alone = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    is_root = os.geteuid() == 0 and shutil.which("setpriv") is not None
-    program = [*((*nameless, *kept) if is_root else ()), *GNOMON]
+    program = [*(NAMELESS if IS_ROOT else ()), *GNOMON]
     ended = asked(["plan", "tiny"], environment={**without, **ascii_alone}, program=program)
 
     assert ended.returncode == 0, ended.stderr

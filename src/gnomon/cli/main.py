@@ -157,7 +157,7 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         return _say(
             f"gnomon {verb}: the run failed: it was ended by {error.code!r}{where}; raise an error there", FAILED
         )
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         refused = refusal_of(error)
         if refused is None:
             raise

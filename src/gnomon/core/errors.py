@@ -118,7 +118,7 @@ LIMITS = {
 }
 """What an operating system refuses for want of room, by error number, and what to type."""
 _AS_TEXT = (
-    (r"(?:os error |\[Errno )(\d+)", 0),
+    (r"(?:os error |\[Errno |Os \{ code: )(\d+)", 0),
     ("No space left on device", errno.ENOSPC),
     ("can't start new thread", errno.EAGAIN),
 )
