@@ -50,6 +50,24 @@ def test_learners_engines_and_graders_on_a_cluster_of_this_machine(tmp_path: Pat
     assert (run / "checkpoints" / "step-2" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_mixture_in_turns_one_step_ahead(tmp_path: Path):
+    """Two learners and two engines in their places train experts, replaying the engines' choices, a step behind them.
+
+    Weights reach engines that slept; what engines and learners compute differs by rounding alone.
+    """
+    run, mixture = tmp_path / "run", ("model=tiny-moe", "algorithm.routing=behavior")
+    turns = ("engine.sleeps=true", "max_staleness=1", "learner.optimizer.learning_rate=1e-6")
+    ran = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, *mixture, *turns, "steps=3", "--run-dir", str(run))
+
+    assert ran.returncode == 0, ran.stderr
+    rows = list(read_rows(run / "metrics.jsonl"))
+    assert [row["stream/staleness_steps_max"] for row in rows] == [0, 1, 1]
+    assert rows[0]["mismatch/engine_abs_nats"] < 1e-5
+    assert all(row["weights/sent_tensors"] > 0 for row in rows)
+
+
 ENGINES = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
