@@ -94,6 +94,7 @@ def further(written: Batch) -> Batch:
         components=("right", "short"),
         component_weights=(2.0, 1.0),
         step_rewards=steps,
+        sharpened=None if written.proximal is None else written.proximal / 2,
         turn=torch.where(written.mask, places % width // 2, 0),
         state=torch.where(written.mask, places % 3, 0),
         role=tuple("white" if row % 2 else "black" for row in range(rows)),
@@ -190,7 +191,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
     whole = ("mask", "rewards", "is_truncated", "group", "baseline", "bootstrap", "temperature", "component_rewards")
     for name in (*whole, "turn", "rollout_id"):
         assert torch.equal(torch.as_tensor(getattr(read.batch, name)), torch.as_tensor(getattr(written, name))), name
-    for name in ("behavior", "proximal", "reference", "values", "teacher", "step_rewards"):
+    for name in ("behavior", "proximal", "sharpened", "reference", "values", "teacher", "step_rewards"):
         assert torch.equal(getattr(read.batch, name), torch.where(written.mask, getattr(written, name), 0.0)), name
     for name in ("components", "component_weights", "role"):
         assert getattr(read.batch, name) == getattr(written, name), name

@@ -272,6 +272,7 @@ def _assemble(
         task_ids=tuple(names),
         baseline=numbers("baseline"),
         proximal=matrix("proximal", "behavior"),
+        sharpened=matrix("sharpened"),
         reference=matrix("reference", "teacher"),
         values=matrix("values"),
         bootstrap=numbers("bootstrap"),
