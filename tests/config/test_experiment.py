@@ -3,11 +3,12 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gnomon.algorithms import NAMED, TruncatedIS
-from gnomon.config.experiment import anchored, from_table, load, to_toml
+from gnomon.algorithms import GRPO, NAMED, TruncatedIS
+from gnomon.config.experiment import Experiment, anchored, from_table, load, to_toml
 from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
@@ -178,3 +179,50 @@ def test_an_adapter_goes_on_upon_a_base_in_few_bits(tmp_path: Path):
         config.write_text(json.dumps({**written, **wrong}))
         with pytest.raises(ConfigError, match=r"lora\.(rank must be at least 1|alpha must be > 0 and finite), got"):
             load("tiny", named)
+
+
+def test_an_experiment_made_in_python_takes_words_and_tables():
+    """What a file says by a word or a table, and the tables of the caller stay as they are."""
+    evaluation = {"task": "gsm8k"}
+    made = Experiment(
+        model="tiny",
+        task="arithmetic",
+        algorithm={"preset": "grpo", "num_generations": 4},
+        rewards=["numeric", {"kind": "exact", "weight": 0.5}],
+        learner={"processes": 2},
+        engine="vllm",
+        packages="numpy",
+        evaluation=evaluation,
+    )
+
+    assert (made.prompts_per_step, made.learner.processes, made.engine.kind, made.packages) == (
+        16,
+        2,
+        "vllm",
+        ("numpy",),
+    )
+    assert [(reward.verifier.kind, reward.weight) for reward in made.rewards] == [("numeric", 1.0), ("exact", 0.5)]
+    assert evaluation == {"task": "gsm8k"}
+    assert Experiment("tiny", "arithmetic", "grpo") == Experiment("tiny", made.task, GRPO)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"algorithm": "grop"}, "did you mean 'grpo'"),
+        ({"algorithm": 3}, "algorithm = 3: expected the name of a preset"),
+        ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
+        ({"steps": "10"}, "steps = '10': should be a whole number; write 10"),
+        ({"seed": True}, "seed = True: should be a whole number"),
+        ({"model": None}, "model = None: should be text"),
+        ({"lora": 16}, "lora = 16: should be a table"),
+        ({"learner": {"proceses": 2}}, "did you mean 'processes'"),
+        ({"engine": "vlm"}, "engine.kind = 'vlm': should be"),
+        ({"rewards": 5}, r"rewards\[0\] = 5: should be a table"),
+        ({"held_out": 3}, "held_out = 3: should be a table"),
+    ],
+)
+def test_what_is_wrong_with_an_experiment_made_in_python_is_said(given: dict[str, Any], said: str):
+    """In the words of a file, when it is made."""
+    with pytest.raises(ConfigError, match=said):
+        Experiment(**{"model": "tiny", "task": "arithmetic", "algorithm": "grpo", **given})

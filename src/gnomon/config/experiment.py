@@ -4,6 +4,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
@@ -34,7 +35,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, flat, let_go, set_path, to_table
+from gnomon.core.tables import build, flat, let_go, set_path, settled, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
@@ -186,6 +187,7 @@ class Experiment:
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
+        _made(self)
         check_device(self.device)
         _allow_packages(self)
         chosen(self.doctor.rules)
@@ -466,14 +468,9 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     if isinstance(whole.get("algorithm"), dict):
         foreign = [("algorithm.preset" if key == "algorithm" else key, value) for key, value in foreign]
     _refuse_twice(whole, foreign)
-    _name_task(whole)
-    if isinstance(whole.get("engine"), str):
-        whole["engine"] = {"kind": whole["engine"]}
-    if isinstance(whole.get("cluster"), str):
-        whole["cluster"] = ClusterConfig.named(whole["cluster"])
+    _name_sections(whole)
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
-    if isinstance(own := whole.get("environment"), str) and ":" in own:
-        whole["environment"] = {"kind": "class", "use": own}
+    _name_sections(whole)
     settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     notes += _name_adapter(whole)
@@ -604,6 +601,38 @@ def _absolute(name: str) -> str:
         return os.path.realpath(name, strict=True)
     except (OSError, ValueError):  # not there, or no name that a file can have
         return name
+
+
+def _name_sections(whole: dict[str, Any]) -> None:
+    """Replace sections that are given by one word by what it stands for."""
+    _name_task(whole)
+    if isinstance(whole.get("engine"), str):
+        whole["engine"] = {"kind": whole["engine"]}
+    if isinstance(whole.get("cluster"), str):
+        whole["cluster"] = ClusterConfig.named(whole["cluster"])
+    if isinstance(own := whole.get("environment"), str) and ":" in own:
+        whole["environment"] = {"kind": "class", "use": own}
+
+
+def _made(experiment: Experiment) -> None:
+    """Make the parts of an experiment that were given as words or tables, as in a file.
+
+    Raises:
+        ConfigError: A value is not what its setting takes.
+    """
+    # Tables are changed here, and stay the caller's as they are.
+    values = ((f.name, getattr(experiment, f.name)) for f in fields(experiment))
+    given: dict[str, Any] = {
+        name: deepcopy(value) if isinstance(value, dict | list) else value for name, value in values
+    }
+    if not isinstance(given["algorithm"], Algorithm):
+        given["algorithm"] = resolve_with_notes(given["algorithm"]).algorithm
+    if not isinstance(given["rewards"], tuple) or not all(isinstance(r, WeightedReward) for r in given["rewards"]):
+        listed = given["rewards"] if isinstance(given["rewards"], list | tuple) else [given["rewards"]]
+        given["rewards"] = [_reward(each) for each in listed]
+    _name_sections(given)
+    for name, value in settled(Experiment, given).items():
+        object.__setattr__(experiment, name, value)
 
 
 def _name_task(whole: dict[str, Any]) -> None:

@@ -83,6 +83,19 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
         raise ConfigError(_at(path, str(error))) from error
 
 
+def settled(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for fields of ``cls``, each as `build` makes it; those that are it already, and defaults, stay.
+
+    Raises:
+        ConfigError: As `build`.
+    """
+    hints, known = typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
+    return {
+        name: value if value is known[name].default or value == {} else _value(hints[name], value, name)
+        for name, value in given.items()
+    }
+
+
 def to_table(piece: Any) -> dict[str, Any]:
     """Return the table that `build` turns into ``piece`` again; ``None`` fields are left out, as TOML has none."""
     table: dict[str, Any] = {}
