@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from gnomon.algorithms import DPO, GRPO, IPO_PREFERENCE, KTO, Algorithm, PreferenceLoss, ProspectLoss, Ratio, resolve
+from gnomon.algorithms import (
+    DPO,
+    GRPO,
+    IPO_PREFERENCE,
+    KTO,
+    REWARD_MODEL,
+    Algorithm,
+    PreferenceLoss,
+    ProspectLoss,
+    Ratio,
+    resolve,
+)
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch
 from gnomon.testing import loss_and_gradient, make_batch
@@ -95,6 +106,39 @@ def test_every_cut_has_the_loss_of_the_formula(kind: Any, smoothing: float, leve
             assert gradient.numpy() == approx(expected, **exact)
 
 
+@pytest.mark.parametrize("cuts", [[[0, 1, 2, 3, 4, 5]], [[n] for n in range(6)], [[5, 0], [], [1, 2, 3, 4]]])
+def test_a_reward_model_learns_the_difference_of_scores_on_any_cut(cuts: list[list[int]]):
+    """Mean of -log sigmoid(m) over pairs and its slopes -+ sigmoid(-m) / 3, by numpy; a pair may be cut."""
+    rng = np.random.default_rng(11)
+    group, rewards = [2, 0, 1, 0, 1, 2], [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    scores = torch.tensor(rng.normal(0, 2, 6))
+    batch = make_batch(rewards, [[True] * n for n in (3, 1, 2, 2, 4, 1)], group).with_fields(bootstrap=scores)
+    (whole,) = REWARD_MODEL.value_minibatches(batch, 0)
+    side = np.where(np.array(rewards) > 0, 1, -1)
+    margin = np.array([(side * scores.numpy())[np.array(group) == number].sum() for number in range(3)])
+    live, total = scores.clone().requires_grad_(), 0.0
+
+    for rows in cuts:
+        index = torch.tensor(rows, dtype=torch.long)
+        loss, _ = REWARD_MODEL.critic.pair_loss(live[index], whole.rows(index))
+        loss.backward()
+        total += float(loss.detach())
+
+    assert total == approx(np.log1p(np.exp(-margin)).mean(), **exact)
+    assert live.grad.numpy() == approx(-side / (1 + np.exp(margin[group])) / 3, **exact)
+
+
+def test_a_tie_of_scores_counts_half():
+    """Before the first step every score is 0: loss log 2, accuracy 1/2, margin 0."""
+    batch = make_batch([1.0, 0.0], [[True], [True]], [0, 0]).with_fields(bootstrap=torch.zeros(2).double())
+    (whole,) = REWARD_MODEL.value_minibatches(batch, 0)
+
+    loss, measured = REWARD_MODEL.critic.pair_loss(torch.zeros(2).double(), whole)
+
+    assert float(loss.detach()) == approx(np.log(2), **exact)
+    assert measured.values()["critic/preference_accuracy"] == 0.5
+
+
 def test_equal_rewards_prefer_nothing():
     """Of two sampled answers with one reward neither is chosen: no gradient, where a group of GRPO has none either."""
     batch, current = pairs()
@@ -162,6 +206,11 @@ def test_every_cut_of_labels_has_the_loss_of_the_formula():
         (GRPO, {"samples": "labels"}, "are what ProspectLoss judges"),
         (KTO, {"samples": "policy"}, 'set algorithm.samples = "labels"'),
         (KTO, {"surrogate": {"piece": "ProspectLoss", "beta": 0.0}}, "beta must be > 0"),
+        (REWARD_MODEL, {"samples": "policy"}, 'set algorithm.samples = "pairs"'),
+        (REWARD_MODEL, {"num_generations": 4}, "algorithm.num_generations = 2"),
+        (REWARD_MODEL, {"advantage": "GroupRelative"}, "no policy does"),
+        (REWARD_MODEL, {"critic": {"trunk": "separate"}}, "trunk say otherwise"),
+        (REWARD_MODEL, {"critic": {"clip": 0.2}}, "clip say otherwise"),
         (DPO, {"surrogate": {"piece": "PreferenceLoss", "loss": "squared", "smoothing": 0.1}}, "smoothing must be in"),
     ],
 )

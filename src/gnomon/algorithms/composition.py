@@ -7,6 +7,7 @@
 plain sum, and micro-batching, accumulation and data parallelism are exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.critic import CriticConfig
-from gnomon.algorithms.loss_aggregation import TokenMean
+from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.protocols import (
     Advantage,
     Aggregate,
@@ -119,6 +120,11 @@ class Composition:
         return self.samples != "policy"
 
     @property
+    def ranks_pairs(self) -> bool:
+        """Whether it trains a reward model: a critic alone, on pairs of the dataset's answers."""
+        return self.critic is not None and self.critic.ranks_pairs
+
+    @property
     def dataset_answers(self) -> Literal["", "data", "pairs", "labels"]:
         """Which answers a row of the dataset has to give."""
         if self.samples == "policy":
@@ -144,6 +150,8 @@ class Composition:
             needs |= {"proximal"}
         if self.ratio.anchor == "reference" or self.reference_top is not None:
             needs |= {"reference"}
+        if self.ranks_pairs:
+            needs |= {"values"}
         if self.routing == "proximal" and is_apart:
             needs |= {"routing"}
         return needs
@@ -151,7 +159,8 @@ class Composition:
     @property
     def updates_repeatedly(self) -> bool:
         """Whether a step may change weights more than once, so that undoing it takes a copy of what was before it."""
-        return self.updates.total > 1 or self.critic is not None or self.replay is not None
+        teaches = self.critic is not None and not self.ranks_pairs
+        return self.updates.total > 1 or teaches or self.replay is not None
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the scored rollout batch with advantages and returns; only here are groups whole.
@@ -180,9 +189,18 @@ class Composition:
         return [self.weigh(cut) for cut in minibatches(batch, self.updates, seed)]
 
     def value_minibatches(self, batch: Batch, seed: int) -> list[Batch]:
-        """Return the same of the critic's own updates; every trained token of a minibatch counts the same."""
+        """Return the same of the critic's own updates; every trained token of a minibatch counts the same.
+
+        Of pairs every answer does, and ``returns`` are the scores of the others.
+        """
         if self.critic is None:
             return []
+        if self.ranks_pairs:
+            assert batch.bootstrap is not None, "score comes first"
+            other = torch.tensor(_partners(batch.group.tolist()))
+            returns = batch.bootstrap[other, None].expand(batch.mask.shape)
+            weights = SequenceMean()(batch.mask, batch.group).to(batch.behavior.dtype)
+            return [batch.with_fields(returns=returns, weights=weights)]
         cuts = minibatches(batch, self.critic.updates, seed)
         return [c.with_fields(weights=TokenMean()(c.mask, c.group).to(c.behavior.dtype)) for c in cuts]
 
@@ -383,6 +401,18 @@ class Composition:
                 "mismatch/ess_fraction": effective_size(mismatch, sampled),
             }
         )
+
+
+def _partners(groups: Sequence[int]) -> list[int]:
+    """Return for each row the other one of its pair.
+
+    >>> _partners([0, 1, 1, 0])
+    [3, 2, 1, 0]
+    """
+    rows: dict[int, int] = {}
+    for row, group in enumerate(groups):
+        rows[group] = rows.get(group, 0) + row
+    return [rows[group] - row for row, group in enumerate(groups)]
 
 
 def minibatches(batch: Batch, updates: Updates, seed: int) -> list[Batch]:

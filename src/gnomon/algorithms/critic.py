@@ -5,11 +5,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gnomon.algorithms.ratios import average, fraction, masked
 from gnomon.algorithms.sections import Updates
 from gnomon.core.errors import ConfigError, bounded
-from gnomon.core.metrics import Metrics
+from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 
 
@@ -41,6 +42,8 @@ class Pretraining:
 class CriticConfig:
     """A value model with one number a token: what the response's reward will be, seen from before that token.
 
+    With ``target`` "pairs" it is a reward model instead: see `pair_loss`. Else
+
     loss = sum weights (V - V_target)^2 / 2; with ``clip`` c the larger of that and the same with V bounded to V_before
     +- c, so that one step cannot move it far.
 
@@ -52,6 +55,8 @@ class CriticConfig:
         learning_rate_ratio: Learning rate as a multiple of the policy's, > 0; 2 is VAPO's (2e-6 to 1e-6).
         updates: The critic's own, on each rollout batch.
         clip: > 0, in rewards, or none.
+        target: "returns" of the responses; or "pairs" of the dataset's answers, of which the value after the last
+            token of the chosen one shall be above that of the other. No policy learns then.
         order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the
             batch first, and what is left of its error, already partly explained away, becomes the advantage.
         trust_remote_code: Whether the own code of the model in ``initial`` may run; set it only for code that you have
@@ -65,6 +70,7 @@ class CriticConfig:
     learning_rate_ratio: float = 2.0
     updates: Updates = field(default=Updates())
     clip: float | None = None
+    target: Literal["returns", "pairs"] = "returns"
     order: Literal["after", "before"] = "after"
     pretraining: Pretraining | None = None
     trust_remote_code: bool = False
@@ -80,11 +86,23 @@ class CriticConfig:
                 "this critic begins as the policy, whose own code the experiment's trust_remote_code is about; remove "
                 "algorithm.critic.trust_remote_code, or name a folder as initial"
             )
+        usual = {"trunk": "shared", "updates": Updates(), "clip": None, "order": "after", "pretraining": None}
+        others = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.ranks_pairs and others:
+            raise ConfigError(
+                'critic.target = "pairs" makes a reward model of the run\'s own model, in one update a step, and '
+                f'{", ".join(others)} say otherwise; leave them as algorithm = "reward-model" has them'
+            )
         if self.trunk == "shared" and self.pretraining is not None and not self.pretraining.frozen_trunk:
             raise ConfigError(
                 "pretraining a critic on a shared trunk would change the policy, which that phase leaves alone; set "
                 "pretraining.frozen_trunk = true, or trunk = 'separate'"
             )
+
+    @property
+    def ranks_pairs(self) -> bool:
+        """Whether it is a reward model."""
+        return self.target == "pairs"
 
     @property
     def moves_policy_first(self) -> bool:
@@ -116,3 +134,28 @@ class CriticConfig:
             loss = torch.where(is_bounded, bounded, loss)
         measured = {"critic/clipped_fraction": fraction(is_bounded, mask), "critic/loss": average(loss / 2, mask)}
         return (cut.weights * loss).sum() / 2, Metrics.of(measured)
+
+    def pair_loss(self, scores: Tensor, cut: Batch) -> tuple[Tensor, Metrics]:
+        """Return the loss of one cut of pairs, -log sigmoid(score_chosen - score_other), and what was measured.
+
+        Both answers of a pair carry its loss and have their own half of its gradient.
+
+        Args:
+            scores: Values after the last token of each row, Float[B], with a gradient.
+            cut: Rows with weights, rewards 1 (chosen) and 0, and in ``returns`` the other answer's score before the
+                step.
+
+        Source: InstructGPT, arXiv 2203.02155, eq. 1.
+        """
+        assert cut.returns is not None, "value_minibatches comes first"
+        assert cut.weights is not None, "value_minibatches comes first"
+        share = cut.weights.sum(1)
+        margin = (2 * cut.rewards - 1).to(scores.dtype) * (scores - cut.returns[:, 0].to(scores.dtype))
+        loss = -functional.logsigmoid(margin)
+        known, rows = margin.detach().double(), len(scores)
+        measured = {
+            "critic/loss": Mean(float(loss.detach().double().sum()), rows),
+            "critic/preference_accuracy": Mean(float((known > 0).sum() + (known == 0).sum() / 2), rows),
+            "critic/preference_margin": Mean(float(known.sum()), rows),
+        }
+        return (share * (2 * loss - loss.detach())).sum(), Metrics.of(measured)

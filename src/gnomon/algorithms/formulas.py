@@ -49,6 +49,8 @@ def formula(algorithm: Composition) -> dict[str, str]:
     }
     if algorithm.correction is not None:
         found["correction"] = f"c_t = {latex(algorithm.correction)}"
+    if algorithm.critic is not None:
+        found["critic"] = rf"\ell^V = {latex(algorithm.critic)}"
     for number, regularizer in enumerate(algorithm.regularizers, start=1):
         found[regularizer.name] = f"q^{number}_t = {latex(regularizer)}"
     return found

@@ -25,8 +25,8 @@ __all__ = [
     "EXPERT_ITERATION", "FIPO", "FLASH_REINFORCE", "GDPO", "GIGPO", "GMPO", "GRPO", "GSPO", "GSPO_TOKEN",
     "HIGH_ENTROPY", "ICEPOP", "IPO", "IPO_PREFERENCE", "KL_COV", "KTO", "LITE_PPO", "LUFFY", "LUSPO", "M2PO", "MAXRL",
     "NAMED", "OPD", "OPO", "OTB", "P3O", "P3O_TWO_ANCHOR", "PASS_AT_K", "PPO", "PRESETS", "RAE", "RAFT", "REINFORCE",
-    "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "SCALERL", "SDFT", "SDPO", "SFT", "SPO", "SRFT", "VAPO",
-    "VAPO_REVIEW", "VC_PPO", "VESPO",
+    "REINFORCE_PP", "REINFORCE_PP_BASELINE", "REWARD_MODEL", "RLOO", "SAPO", "SCALERL", "SDFT", "SDPO", "SFT", "SPO",
+    "SRFT", "VAPO", "VAPO_REVIEW", "VC_PPO", "VESPO",
 ]  # fmt: skip
 
 REINFORCE = Algorithm(
@@ -542,6 +542,17 @@ KTO = replace(
 )
 """Each row's answer with its label, and beside it another row's answer, which only measures the KL."""
 
-_OTHERS = (SFT, SDFT, SDPO, EXPERT_ITERATION, RAFT, LUFFY, SRFT, DPO, IPO_PREFERENCE, KTO)
+REWARD_MODEL = replace(
+    DPO,
+    name="reward-model",
+    paper="Training language models to follow instructions with human feedback, section 3.5, arXiv 2203.02155",
+    advantage=ConstantAdvantage(0.0),
+    ratio=Ratio(),
+    surrogate=PolicyGradient(Unbounded()),
+    critic=CriticConfig("shared", learning_rate_ratio=1.0, target="pairs"),
+)
+"""No policy: the value after the chosen answer shall be above that after the rejected one (`gnomon reward-model`)."""
+
+_OTHERS = (SFT, SDFT, SDPO, EXPERT_ITERATION, RAFT, LUFFY, SRFT, DPO, IPO_PREFERENCE, KTO, REWARD_MODEL)
 NAMED: Mapping[str, Algorithm] = {**PRESETS, **{other.name: other for other in _OTHERS}}
 """All algorithms that have a name: also those that no recorded batch of log-probabilities has enough for."""

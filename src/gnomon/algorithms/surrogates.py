@@ -405,7 +405,7 @@ class PreferenceLoss:
         """Return the loss of each token, how many pairs are in order, and their margin."""
         mask, side = view.batch.mask, view.advantages.sign()
         share, group = view.statistics.values("pair_margin"), view.statistics.values("pair_group")
-        most = int(view.batch.group.max()) + 1
+        most = 1 + max(view.batch.group.tolist(), default=-1)
         margins = torch.bincount(group.long(), share, minlength=most)[view.batch.group]
         answers = torch.bincount(group.long(), view.statistics.values("pair_answers"), minlength=most)
         answers = answers.round()[view.batch.group, None].to(view.log_ratio.dtype)

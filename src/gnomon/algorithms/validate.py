@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gnomon.algorithms.advantage_algebra import Normalized
-from gnomon.algorithms.advantages import GroupRelative, TrackedBaseline, Whitened
+from gnomon.algorithms.advantages import ConstantAdvantage, GroupRelative, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import DivergenceMask, SecondMomentMask
 from gnomon.algorithms.critic import CriticConfig
@@ -362,7 +362,15 @@ _COMPARES = PreferenceLoss | ProspectLoss
 
 def _preference(algorithm: Composition) -> Iterator[Refusal]:
     surrogate, ratio, name = algorithm.surrogate, algorithm.ratio, type(algorithm.surrogate).__name__
-    if algorithm.samples == "pairs" and not isinstance(surrogate, PreferenceLoss):
+    if algorithm.ranks_pairs and (algorithm.samples, algorithm.num_generations) != ("pairs", 2):
+        yield _refuse(
+            'critic.target = "pairs" learns from a chosen and a rejected answer',
+            Fix("samples", "pairs"),
+            Fix("num_generations", 2),
+        )
+    if algorithm.ranks_pairs and algorithm.advantage != ConstantAdvantage(0.0):
+        yield _refuse("a reward model learns, and no policy does", Fix("advantage", ConstantAdvantage(0.0)))
+    if algorithm.samples == "pairs" and not isinstance(surrogate, PreferenceLoss) and not algorithm.ranks_pairs:
         yield _refuse(
             "samples = 'pairs' has a chosen and a rejected answer", Fix("surrogate", PreferenceLoss()), _SAMPLED
         )
@@ -398,7 +406,7 @@ def _critic(algorithm: Composition) -> Iterator[Refusal]:
         others = tuple(r for r in algorithm.regularizers if r not in readers)
         names = " and ".join(type(r).__name__ for r in readers)
         yield _refuse(f"{names} {why}", _CRITIC, Fix("regularizers", others))
-    if critic is not None and not reads:
+    if critic is not None and not reads and not critic.ranks_pairs:
         yield _refuse(
             f"the critic has no reader: {name} reads no values",
             Fix("advantage", Gae()),
@@ -536,9 +544,10 @@ _PAIRED = {"pairs": "dpo", "labels": "kto"}
 
 
 def _data(algorithm: Composition) -> Iterator[Refusal]:
-    left = (
+    left: tuple[str, ...] = (
         ("advantage", "ratio", "surrogate", "num_generations", "regularizers") if algorithm.samples in _PAIRED else ()
     )
+    left += ("critic",) if algorithm.ranks_pairs else ()
     fixed = (fix for fix in _SUPERVISED if fix.path not in left)
     others = [fix for fix in fixed if getattr(algorithm, fix.path) != fix.value]
     if algorithm.is_supervised and others:

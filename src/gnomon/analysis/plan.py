@@ -160,7 +160,9 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
     if experiment.rollouts_from is not None:
         groups = many(len(asked.split.train), "logged group")
         yield f"It trains on {groups} of {experiment.rollouts_from} and generates none."
-    yield from _rows(asked, plan) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
+    yield from (
+        _rows(asked, plan, algorithm.ranks_pairs) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
+    )
     yield plan.prompt.said
     falls = foreseen_falls(outline(experiment.model, experiment.trust_remote_code))
     for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens), *falls):
@@ -170,7 +172,7 @@ def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterat
 _LIKELIHOOD = "whose mean negative log-likelihood is the loss"
 
 
-def _rows(asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
+def _rows(asked: TrainingData, plan: RunEstimate, ranks_pairs: bool) -> Iterator[str]:
     """Yield what a step trains on, where that is the dataset's own answers."""
     row = asked.split.train[0]
     loss = "two of each row, which the loss compares" if row.contrast else _LIKELIHOOD
@@ -179,7 +181,8 @@ def _rows(asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
         f"about {asked.mean_prompt_tokens:.0f} tokens, which are read, and answers of about "
         f"{asked.mean_answer_tokens:.0f}, {loss}. No answer is generated in it."
     )
-    measured = f"{many(plan.held_out_prompts, 'held-out row')}, of which the loss is measured"
+    what = "accuracy" if ranks_pairs else "loss"
+    measured = f"{many(plan.held_out_prompts, 'held-out row')}, of which the {what} is measured"
     judged = f", and {many(sum(e.samples * len(e.tasks) for e in asked.exams), 'answer')} generated and judged"
     yield (
         f"{many(plan.training_prompts, 'row')} to train on, so one pass over them takes "
@@ -406,7 +409,8 @@ def _trained(resolved: Resolved, size: ModelSize) -> int:
 def passes(algorithm: Algorithm) -> int:
     """Return the passes over a step's tokens in forward passes: generating, scoring, and three for training."""
     critic = algorithm.critic
-    trained = algorithm.updates.epochs + (critic.updates.epochs if critic else 0)
+    trained = 0 if algorithm.ranks_pairs else algorithm.updates.epochs
+    trained += critic.updates.epochs if critic else 0
     return (not algorithm.is_supervised) + scoring_passes(algorithm) + 3 * trained
 
 

@@ -20,6 +20,7 @@ from gnomon.core.user_code import one_process, told_before_code
 VERBS = {
     "train": "train an experiment: a TOML file or the name of a built-in one",
     "sft": "train on the answers of a dataset (supervised fine-tuning), such as for a cold start",
+    "reward-model": "train a reward model on pairs of answers, of which one was preferred",
     "resume": "go on with a run from its newest valid checkpoint",
     "continue": "go on with a run after its end, with more steps",
     "watch": "see a run live on a terminal, or as lines in a log",
@@ -44,7 +45,7 @@ HELP = "\n".join(
         "",
         "Algorithm-first reinforcement learning for language models.",
         "",
-        *(f"  {verb:<12}{text}" for verb, text in VERBS.items()),
+        *(f"  {verb:<14}{text}" for verb, text in VERBS.items()),
         "",
         "`gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.",
         "First steps: `gnomon plan quickstart`, then `gnomon train quickstart`.",
@@ -134,7 +135,7 @@ def module_of(verb: str) -> str:
     >>> module_of("train"), module_of("continue")
     ('gnomon.cli.train', 'gnomon.cli.continue_')
     """
-    return f"gnomon.cli.{verb}{'_' if keyword.iskeyword(verb) else ''}"
+    return f"gnomon.cli.{verb.replace('-', '_')}{'_' if keyword.iskeyword(verb) else ''}"
 
 
 def _run(verb: str, rest: Sequence[str]) -> int:

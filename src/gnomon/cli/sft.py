@@ -22,9 +22,9 @@ from gnomon.core.progress import working
 from gnomon.training.supervisor import reporting
 
 
-def build_parser() -> SettingsParser:
+def build_parser(verb: str = "sft", said: str | None = __doc__) -> SettingsParser:
     """Return the parser of the verb."""
-    parser = SettingsParser("sft", __doc__, is_raw=True)
+    parser = SettingsParser(verb, said, is_raw=True)
     parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3"
@@ -33,27 +33,27 @@ def build_parser() -> SettingsParser:
     return parser
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Fine-tune on the answers of a dataset; return the exit code."""
-    parser = build_parser()
+def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__) -> int:
+    """Fine-tune on the answers of a dataset, or train a reward model; return the exit code."""
+    parser = build_parser(verb, said)
     given = parser.parse_intermixed_args(arguments)
     if given.experiment is not None and "=" in given.experiment and not os.path.isfile(given.experiment):
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]
     cluster = cluster_overrides(parser, given.cluster)
-    table = {"name": "sft"} if given.experiment is None else read(given.experiment)
+    table = {"name": verb} if given.experiment is None else read(given.experiment)
     check_names(table, given.overrides, is_supervised=True)
     settings = [parse_override(each) for each in (*given.overrides, *cluster)]
     named = {key.partition(".")[0] for key, _ in translated(settings)[0]} | {*table}
     lacking = [key for key in ("model", "task") if key not in named]
     if given.experiment is None and lacking:
         raise ConfigError(
-            f"{' and '.join(lacking)} must be named: gnomon sft model=smollm2-135m-instruct task=chats.jsonl, or an "
+            f"{' and '.join(lacking)} must be named: gnomon {verb} model=smollm2-135m-instruct task=rows.jsonl, or an "
             "experiment that does"
         )
     if given.restarts:
-        run_dir = given.run_dir or new_run(given.experiment or "sft", given.overrides)
+        run_dir = given.run_dir or new_run(given.experiment or verb, given.overrides)
         source = [] if given.experiment is None else [given.experiment]
-        again = ["sft", *source, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
+        again = [verb, *source, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
         return restarted(again, run_dir, given.restarts)
 
     with working("loading libraries", is_brief=True):
@@ -62,5 +62,5 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.training.api import train_experiment
 
     with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = train_experiment(supervised(table, settings), run_dir=given.run_dir)
+        result = train_experiment(supervised(table, settings, verb), run_dir=given.run_dir)
     return show(result, as_json=given.json)

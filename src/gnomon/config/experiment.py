@@ -196,6 +196,11 @@ class Experiment:
         check_texts(written)
         check_values(written)
         check_meaning(settings_of(self, written))
+        if self.algorithm.ranks_pairs and (self.rewards or self.evaluation.tasks):
+            raise ConfigError(
+                "a reward model writes no answers that could be judged; set rewards = [] and evaluation.tasks = [] "
+                "(evaluation.task names a table of held-out pairs)"
+            )
         try:
             date.fromisoformat(self.template_date)
         except ValueError as error:
@@ -409,23 +414,27 @@ _SUPERVISED: Mapping[str, Any] = {
 """What `gnomon sft` sets where nothing else is said; with adapters the rate is ten times that."""
 
 
-def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = ()) -> Loaded:
-    """Return the experiment of `with_settings` with supervised fine-tuning as its algorithm.
+def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (), verb: str = "sft") -> Loaded:
+    """Return the experiment of `with_settings` with supervised fine-tuning as its algorithm, or a reward model.
 
     An algorithm of reinforcement learning that the table names is not used, so its file may serve as it is. What the
     table and the settings leave open has defaults of its own, which are said.
 
+    Args:
+        table, parsed: As of `with_settings`.
+        verb: "sft" or "reward-model", which is the preset too.
+
     Raises:
-        ConfigError: As `with_settings`; or the settings name an algorithm that does not train on the dataset's answers.
+        ConfigError: As `with_settings`; or the settings name an algorithm that the verb is not about.
     """
     settings, notes = translated(parsed)
     said = {key for key, _ in settings} | {key for key, _ in translated(taken_out(as_json(table)))[0]}
     own: dict[str, Any] = {**table}
-    if not {"algorithm", "algorithm.preset"} & said and not _is_supervised(own.get("algorithm")):
+    if not {"algorithm", "algorithm.preset"} & said and not _is_of(verb, own.get("algorithm")):
         named = own.pop("algorithm", None)
-        own["algorithm"] = "sft"
+        own["algorithm"] = verb
         if named is not None:
-            notes.append("the algorithm of the experiment is not used, for sft is; the rest of it is")
+            notes.append(f"the algorithm of the experiment is not used, for {verb} is; the rest of it is")
     has_adapters = "lora" in own or any(key.partition(".")[0] in ("lora", "use_peft") for key in said)
     for key, value in _SUPERVISED.items():
         if key in said or _reach(own, key) is not None:
@@ -435,20 +444,22 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = ())
         if key.endswith("learning_rate") and has_adapters:
             value *= 10
         settings = [*settings, (key, value)]
-        notes.append(f"{key} = {value} where nothing is said (gnomon sft)")
+        notes.append(f"{key} = {value} where nothing is said (gnomon {verb})")
     loaded = with_settings(own, settings)
-    if not loaded.experiment.algorithm.is_supervised:
+    if not _is_of(verb, loaded.experiment.algorithm):
+        does = "trains on the dataset's answers" if verb == "sft" else "ranks pairs of the dataset's answers"
         raise ConfigError(
-            f"gnomon sft trains on the dataset's answers, and algorithm = '{loaded.experiment.algorithm.name}' on "
-            "sampled ones; leave it out, or run gnomon train"
+            f"gnomon {verb} {does}, and algorithm = '{loaded.experiment.algorithm.name}' does not; leave it out, or "
+            "run gnomon train"
         )
     return Loaded(loaded.experiment, (*notes, *loaded.notes))
 
 
-def _is_supervised(spec: Any) -> bool:
+def _is_of(verb: str, spec: Any) -> bool:
     if spec is None:
         return False
-    return resolve_with_notes(spec).algorithm.is_supervised
+    algorithm = spec if isinstance(spec, Algorithm) else resolve_with_notes(spec).algorithm
+    return algorithm.is_supervised if verb == "sft" else algorithm.ranks_pairs
 
 
 def _reach(table: Any, path: str) -> Any:
@@ -574,6 +585,8 @@ def _anchor(node: Any) -> None:
     if isinstance(node, dict):
         if node.get("kind") in ("table", "benchmark", "published") and "path" in node:
             node["path"] = _absolute(node["path"])
+        if node.get("kind") == "model":
+            node["model"] = _absolute(node["model"])
         if node.get("kind") == "function":
             node["function"] = _absolute_member(node["function"])
         if node.get("kind") in ("class", "tools", "trl", "agent") and "tools" in node:

@@ -175,28 +175,33 @@ class CriticLearner:
 
     def _cuts(
         self, minibatch: Batch, rows: Tensor, guarded: CriticFit, begun: Begun[Values] | None
-    ) -> Iterator[tuple[Tensor, Batch, Tensor]]:
-        """Yield `ForwardRunner.cuts` of ``rows`` Int[N], with values Float[B T] whose gradient is recorded."""
+    ) -> Iterator[tuple[Tensor, Batch, Values]]:
+        """Yield `ForwardRunner.cuts` of ``rows`` Int[N], with values whose gradient is recorded."""
         live = torch.zeros(len(minibatch), dtype=torch.bool).index_fill(0, rows, True)
         known = None if begun is None or guarded.is_trunk_frozen else begun.within(minibatch, live)
         if begun is not None and known is not None:
             index, at = known
-            cut = move(trim(minibatch.rows(index)), begun.found.values.device)
-            yield index, cut, begun.found.values[at.to(begun.found.values.device), : cut.width]
+            found = begun.found
+            cut, at = move(trim(minibatch.rows(index)), found.values.device), at.to(found.values.device)
+            yield index, cut, Values(found.values[at, : cut.width], found.bootstrap[at], 0)
             rows = live.index_fill(0, index, False).nonzero()[:, 0]
             if len(rows) == 0:
                 return
         for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
-            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_trunk_frozen).values
+            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_trunk_frozen)
 
     def _accumulate(
-        self, cuts: Iterable[tuple[Tensor, Batch, Tensor]], guarded: CriticFit, tally: LossAccumulator
+        self, cuts: Iterable[tuple[Tensor, Batch, Values]], guarded: CriticFit, tally: LossAccumulator
     ) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
-        for index, cut, values in cuts:
+        plan = guarded.plan
+        for index, cut, found in cuts:
             if len(index) == 0:
-                (0 * values).sum().backward()
+                (0 * found.values).sum().backward()
                 continue
-            loss, measured = guarded.plan.loss(values, cut, guarded.one_sided)
+            if plan.ranks_pairs:
+                loss, measured = plan.pair_loss(found.bootstrap, cut)
+            else:
+                loss, measured = plan.loss(found.values, cut, guarded.one_sided)
             tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
             loss.backward()

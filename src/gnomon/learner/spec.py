@@ -110,6 +110,6 @@ class LearnerSpec:
         """Return a value model with a trunk of its own, a head for the policy's trunk, or None."""
         plan = self.algorithm.critic
         if plan is None or plan.trunk == "shared":
-            return None if plan is None else head_for(policy)
+            return None if plan is None else head_for(policy, self.model if plan.ranks_pairs else None)
         trusts = plan.trust_remote_code
         return load_critic(self.model, plan.initial, self._dtype, self.trust_remote_code, device, trusts)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError
 from gnomon.models.forward import body_of
-from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer
+from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer, read_tokenizer
 from gnomon.models.tiny import tiny_model
 from gnomon.models.token_strings import parsed, untrusted
 from gnomon.models.values import ValueHead
@@ -125,9 +125,15 @@ def load_critic(
     return _from_pretrained(folder, dtype, trusts_initial).to(device)
 
 
-def head_for(policy: nn.Module) -> ValueHead:
-    """Return a head of zeros for a critic that shares the backbone of ``policy``, on its device."""
-    return ValueHead(_width(policy)).to(next(policy.parameters()).device)
+def head_for(policy: nn.Module, model: str | None = None) -> ValueHead:
+    """Return a head for a critic that shares the backbone of ``policy``, on its device.
+
+    Args:
+        model: The folder of a model that may have a head; one of zeros where it has none.
+    """
+    file = None if model is None else head_file(Path(model).expanduser())
+    head = ValueHead(_width(policy)) if file is None else _read_head(file, _width(policy))
+    return head.to(next(policy.parameters()).device)
 
 
 def write_critic(critic: nn.Module, folder: Path) -> None:
@@ -136,6 +142,32 @@ def write_critic(critic: nn.Module, folder: Path) -> None:
     A `ValueHead`, whose backbone is the policy's, becomes one file.
     """
     critic_writer(critic)(folder)
+
+
+def write_reward_model(checkpoint: Path, folder: Path, trust_remote_code: bool = False) -> None:
+    """Write a checkpoint that has a head as transformers' sequence classifier with one label, and its tokenizer.
+
+    An architecture without such a form becomes a language model with its head beside it (`load_critic`). The classifier
+    reads the last token that is no padding: where the chat template ends with the padding token, another is named.
+
+    Raises:
+        ModelError: The checkpoint has no head, or cannot be loaded.
+    """
+    tokenizer = read_tokenizer(str(checkpoint), trust_remote_code)
+    dtype = model_config(str(checkpoint), trust_remote_code).dtype or torch.float32
+    critic: Any = load_critic(str(checkpoint), str(checkpoint), dtype, trust_remote_code, "cpu", trust_remote_code)
+    network: Any = _classifier(critic.model)
+    if network is not None:
+        network.score = critic.score
+        text, backend = network.config.get_text_config(), tokenizer.backend
+        chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+        ends = tokenizer.encode(tokenizer.template(chat, begins_answer=False) or "")[-1:]
+        free = [name for name, number in tokenizer.control.items() if number not in (*ends, *tokenizer.stop_ids)]
+        if (backend.pad_token_id is None or backend.pad_token_id in ends) and free:
+            backend.pad_token = free[0]
+        text.pad_token_id = backend.pad_token_id
+    write_critic(critic if network is None else network, folder)
+    tokenizer.save(folder)
 
 
 def critic_writer(critic: nn.Module, forms: Mapping[str, Tensor] | None = None, read: Read | None = None) -> Writer:

@@ -138,7 +138,7 @@ class Console:
         parts = [f"step {done}/{self.steps}"]
         if "rollout/reward_mean" in values:
             parts.append(f"reward {values['rollout/reward_mean']:.3f}")
-        elif "loss/perplexity" in values:
+        elif "tokens/epochs" in values:
             parts.append(f"loss {values['loss/policy']:.4f}")
         if seconds > 0:
             parts.append(f"{values.get('tokens/generated', 0.0) / seconds:.0f} tokens/s")

@@ -25,7 +25,8 @@ class RewardModel(Verifier):
         mean: Subtracted from the scaled score.
         std: Divides the difference, > 0.
         form: "chat" renders the messages by the model's chat template. "pair" gives question and answer as the
-            tokenizer's pair of texts, for encoders without a template.
+            tokenizer's pair of texts, for encoders without a template; "plain" question, answer and the end token, as
+            `gnomon reward-model` trains a model without a template.
         max_length: Most tokens that the model reads; none takes what its config and its tokenizer allow.
         truncation: "none" makes a longer conversation an error of that answer; "left" drops its first tokens, "right"
             its last ones. For the form "chat".
@@ -43,7 +44,7 @@ class RewardModel(Verifier):
     scaling: Literal["none", "sigmoid", "softmax"] = "none"
     mean: float = 0.0
     std: float = 1.0
-    form: Literal["chat", "pair"] = "chat"
+    form: Literal["chat", "pair", "plain"] = "chat"
     max_length: int | None = None
     truncation: Literal["none", "left", "right"] = "none"
     batch_size: int = 8

@@ -51,9 +51,10 @@ class Renderer(Protocol):
         """Return the prompt's ids; text that looks like a control token stays text."""
 
     def conversation(
-        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, /
+        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, with_tail: bool, /
     ) -> RenderedConversation:
-        """Return the ids of the question, and of its answers as a model is to write them."""
+        """Return the ids of the question, and of its answers as a model is to write them; ``with_tail`` with the rest
+        of the template."""
         ...
 
     def is_one_text(self, question: str | Sequence[Message], turns: Sequence[Message], further: Further, /) -> bool:

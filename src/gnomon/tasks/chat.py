@@ -112,7 +112,11 @@ class ChatRenderer:
             return ((*self.tokenizer.begin, *plain[0]), *plain[1:])
 
     def conversation(
-        self, question: str | Sequence[Message], turns: Sequence[Message], further: Further = _NOTHING
+        self,
+        question: str | Sequence[Message],
+        turns: Sequence[Message],
+        further: Further = _NOTHING,
+        with_tail: bool = False,
     ) -> RenderedConversation:
         """Return the ids of a question and of what follows it, with a mask of what an assistant is to write.
 
@@ -124,6 +128,7 @@ class ChatRenderer:
             question: As in a call.
             turns: The messages that follow, from an assistant's to an assistant's.
             further: As in a call.
+            with_tail: Whether what the template writes behind the last end token follows too, where scores are read.
 
         Raises:
             DatasetError: There is no answer; the template writes an answer otherwise than it asks for it, changes it,
@@ -145,7 +150,8 @@ class ChatRenderer:
                 raise _left_out(hidden.messages, lost, further, is_ours=False)
             ids: list[int] = []
             mask: list[bool] = []
-            for text, is_answer in self._pieces(whole, hidden, len(asked), further.where):
+            pieces = [*self._pieces(whole, hidden, len(asked), further.where)]
+            for text, is_answer in pieces if with_tail else pieces[:-1]:
                 piece = hidden.encode(text)
                 ids, mask = ids + piece, mask + [is_answer] * len(piece)
         return RenderedConversation(prompt, tuple(ids), tuple(mask))
@@ -186,7 +192,7 @@ class ChatRenderer:
         return RenderedConversation(ids[:start], ids[start:], (True,) * len(ids[start:]))
 
     def _pieces(self, whole: str, hidden: "Hidden", first: int, where: str) -> Iterator[tuple[str, bool]]:
-        """Yield what stands behind the question: each answer with its end, and what stands between answers."""
+        """Yield what stands behind the question: each answer with its end, what is between answers, and the rest."""
         answers = [n for n, m in enumerate(hidden.messages) if n >= first and m["role"] == "assistant"]
         begun = None
         for place in answers:
@@ -220,6 +226,7 @@ class ChatRenderer:
                 yield whole[begun : len(before)], False
             yield text[:end], True
             begun = len(before) + end
+        yield whole[begun:], False
 
     def _end_of_answer(self, text: str, named: str) -> int:
         """Return where the token that ends a turn ends in what the template wrote of an answer."""

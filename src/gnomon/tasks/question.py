@@ -161,7 +161,8 @@ class TokenizedDataset:
         messages = question.content if isinstance(question.content, tuple) else ()
         hint = self._hint(question, further)
         if self.answers:
-            rendered = self.renderer.conversation(question.content, question.answered, further)
+            tail = self.answers == "pairs"
+            rendered = self.renderer.conversation(question.content, question.answered, further, tail)
             task = Task(question.id, rendered.prompt, question.text, question.columns, messages, *rendered.answer, hint)
             if self.answers == "data":
                 return task
@@ -170,7 +171,7 @@ class TokenizedDataset:
             if self.answers == "labels":
                 turns = self.questions[(index + len(self) // 2) % len(self)].answered
                 rewards = (1.0 if question.is_desired else -1.0, None)
-            other = self.renderer.conversation(question.content, turns, further)
+            other = self.renderer.conversation(question.content, turns, further, tail)
             return replace(task, contrast=other.response, contrast_mask=other.mask, given_rewards=rewards)
         prompt = self.renderer(question.content, further)
         return Task(question.id, prompt, question.text, question.columns, messages, hint=hint)

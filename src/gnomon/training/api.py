@@ -34,7 +34,7 @@ from gnomon.core.optional import check_extras, import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
 from gnomon.models.checkpoint_check import try_checkpoint
-from gnomon.models.critic import HEAD_FILE, check_critic
+from gnomon.models.critic import HEAD_FILE, check_critic, write_reward_model
 from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import write_merged
@@ -361,7 +361,8 @@ def copy_model(run: Path, source: Path, target: Path) -> int:
     Raises:
         RunDirectoryError: If no checkpoint is whole.
     """
-    while not _exported(source, target):
+    experiment = load(run / "experiment.toml").experiment
+    while not _exported(source, target, experiment):
         # A run that goes on removes the checkpoints before its newest.
         source, before = checkpoint_of(run), source
         if source == before:
@@ -369,12 +370,15 @@ def copy_model(run: Path, source: Path, target: Path) -> int:
     return steps_of(str(source))
 
 
-def _exported(source: Path, target: Path) -> bool:
+def _exported(source: Path, target: Path, experiment: Experiment) -> bool:
     """Copy a checkpoint's model; return whether all of it was there to the end. Nothing is left of a part."""
     # A value head is no part of the model, and some engines read every weight file that they find.
     passed_over = ("manifest.json", HEAD_FILE)
     try:
-        copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
+        if experiment.algorithm.ranks_pairs:
+            write_reward_model(source, target, experiment.trust_remote_code)
+        else:
+            copy_files([path for path in source.iterdir() if path.is_file() and path.name not in passed_over], target)
         # Folders that belong to the model; a critic and a run's state are no part of it.
         belongings_of(source, with_code=True).write(target)
         is_whole = source.is_dir()

@@ -330,7 +330,7 @@ def _evaluator(
     rows, experiment = asked.split.held_out if asked.split.is_answered else None, resolved.experiment
     if learner is None or not experiment.algorithm.is_supervised or not (rows or judged):
         return judged
-    dataset = DatasetRollouter(asked.tokenizer.decode)
+    dataset = DatasetRollouter(asked.tokenizer.decode, 1 + experiment.algorithm.ranks_pairs)
     return LikelihoodEvaluator(learner, rows or None, dataset, experiment.scoring_temperature, judged, publish)
 
 

@@ -28,6 +28,7 @@ from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
 from gnomon.rewards.grading import Grading, WeightedReward, allowed
 from gnomon.rewards.judge_client import JudgeCache
+from gnomon.rewards.model import RewardModel
 from gnomon.rewards.sandbox.selftest import enforced_by
 from gnomon.rollouts.agent import PolicyTemplates
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
@@ -199,7 +200,13 @@ def completed(loaded: Loaded) -> Loaded:
     tasks = tuple(replace(t, model=found(t.model, f"the teacher of {t.task}")) for t in plan.tasks)
     plan = replace(plan, model=found(plan.model, "algorithm.reference.model"), tasks=tasks)
     algorithm = replace(experiment.algorithm, reference=plan)
-    experiment = replace(experiment, model=found(experiment.model, "model"), algorithm=algorithm)
+    rewards = tuple(
+        replace(r, verifier=replace(r.verifier, model=found(r.verifier.model, f"the reward {r.part}")))
+        if isinstance(r.verifier, RewardModel)
+        else r
+        for r in experiment.rewards
+    )
+    experiment = replace(experiment, model=found(experiment.model, "model"), algorithm=algorithm, rewards=rewards)
     if experiment.epochs is None:
         return Loaded(experiment, tuple(notes))
     _, _, split = _split(experiment)

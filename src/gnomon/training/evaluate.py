@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.statistics import macro_interval, mean_interval
-from gnomon.core.types import Grade, Group, Rollout
+from gnomon.core.types import Batch, Grade, Group, Rollout
 from gnomon.engines.base import Sampling
 from gnomon.learner.base import Learner
 from gnomon.records.eval_records import EvalRecord
@@ -197,6 +197,8 @@ class Evaluator:
 class LikelihoodEvaluator:
     """Measures how likely the weights find the dataset's own answers, and has answers generated where that is asked.
 
+    Of a reward model it measures how often the chosen answer's score is the higher one, a tie counting half.
+
     Attributes:
         learner: Whose weights.
         rows: Held-out questions with their answers; None where they have none.
@@ -237,6 +239,9 @@ class LikelihoodEvaluator:
             rows = [held_out[n] for n in range(first, min(first + _ROWS, len(held_out)))]
             answered = [await self.source.run_group(row, EVALUATION_ROUND, RolloutTimer()) for row in rows]
             batch = collate(answered, self.temperature)
+            if self.source.generations > 1:
+                groups += await self._ranked(answered, batch, on_group)
+                continue
             logprobs = (await self.learner.logprobs(batch)).double()
             for group, own, mask in zip(answered, logprobs, batch.mask, strict=True):
                 nats, count = -float(own[mask].sum()), int(mask.sum())
@@ -247,11 +252,25 @@ class LikelihoodEvaluator:
                 on_group(groups[-1])
         loss = lost / max(tokens, 1)
         found = summarize(groups, step, held_out.name, 1)
-        scores = {"likelihood": found.headline}
+        scores = {name: score for name, score in found.scores.items() if name != "reward"}
         seconds = time.perf_counter() - began
+        if self.source.generations > 1:
+            return replace(found, scores=scores, pass_at={}, seconds=seconds)
         return replace(
             found, scores=scores, pass_at={}, seconds=seconds, loss_nats=loss, perplexity=math.exp(min(loss, _MOST))
         )
+
+    async def _ranked(self, pairs: Sequence[Group], batch: Batch, on_group: Callable[[Group], None]) -> Sequence[Group]:
+        """Return the chosen answers, graded by whether their score is the higher one, and by how much."""
+        scores = (await self.learner.score(batch, {"values"})).bootstrap
+        assert scores is not None, "values come with it"
+        found = []
+        for pair, (chosen, other) in zip(pairs, scores.double().view(-1, 2).tolist(), strict=True):
+            accuracy = float(chosen > other) + float(chosen == other) / 2
+            grade = Grade(accuracy, {"accuracy": accuracy, "margin": chosen - other})
+            found.append(Group(pair.task, (replace(pair.rollouts[0], grade=grade),)))
+            on_group(found[-1])
+        return found
 
 
 def macro_average(parts: Sequence[Evaluation]) -> Evaluation:

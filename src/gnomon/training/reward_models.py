@@ -186,8 +186,14 @@ def _checked(settings: RewardModel, part: str) -> tuple[ClassifierFiles, int, to
     said, limit = f"reward '{part}' ({settings.model})", files.tokenizer.context_length
     if settings.max_length is not None and limit is not None and settings.max_length > limit:
         raise ConfigError(f"{said}: max_length = {settings.max_length}, and the model reads at most {limit} tokens")
-    if settings.form == "chat" and files.tokenizer.template([{"role": "user", "content": "1"}]) is None:
-        raise ConfigError(f"{said}: its tokenizer has no chat template; set form = 'pair' to give it two texts")
+    has_template = files.tokenizer.template([{"role": "user", "content": "1"}]) is not None
+    if settings.form == "chat" and not has_template:
+        raise ConfigError(
+            f"{said}: its tokenizer has no chat template; set form = 'pair' to give it two texts, or 'plain' if gnomon "
+            "reward-model trained it"
+        )
+    if settings.form == "plain" and has_template:
+        raise ConfigError(f"{said}: its tokenizer has a chat template, which form = 'plain' leaves out; remove form")
     try:
         _encoded(settings, files, _PROBE)
     except UserError as error:
@@ -240,6 +246,8 @@ def _encoded(settings: RewardModel, files: ClassifierFiles, sample: Sample) -> E
         given = files.tokenizer.backend(sample.prompt, sample.completion, split_special_tokens=True)
         return {name: given[name] for name in ("input_ids", "token_type_ids") if name in given}
     asked, answered = spoken_by(sample, True)
+    if settings.form == "plain":
+        rendered = ChatRenderer(files.tokenizer).conversation(asked, answered)
+        return {"input_ids": [*rendered.prompt, *rendered.response]}
     hidden = hide(files.tokenizer, [{**said, "content": said.get("content") or ""} for said in (*asked, *answered)])
-    rendered = files.tokenizer.template(hidden.messages, begins_answer=False)
-    return {"input_ids": hidden.encode(rendered or "")}
+    return {"input_ids": hidden.encode(files.tokenizer.template(hidden.messages, begins_answer=False) or "")}

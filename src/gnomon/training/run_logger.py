@@ -73,9 +73,9 @@ class FinishedStep:
 
 
 _SUPERVISED = (
-    "loss/policy", "loss/preference_", "loss/entropy_nats", "rollout/length_tokens_mean", "rollout/length_tokens_max",
-    "tokens/computed", "tokens/generated", "tokens/generated_total", "tokens/trained", "learner/", "time/", "memory/",
-    "routing/",
+    "critic/", "loss/policy", "loss/preference_", "loss/entropy_nats", "rollout/length_tokens_mean",
+    "rollout/length_tokens_max", "tokens/computed", "tokens/generated", "tokens/generated_total", "tokens/trained",
+    "learner/", "time/", "memory/", "routing/",
 )  # fmt: skip
 
 
@@ -97,6 +97,8 @@ class SupervisedMetrics:
         """Return what has a meaning, with the perplexity and the passes over the dataset so far."""
         kept = {name: value for name, value in values.items() if name.startswith(_SUPERVISED)}
         kept["tokens/epochs"] = step * self.each / self.rows
+        if "critic/loss" in kept:  # a reward model's: no policy learns
+            kept["loss/policy"], kept["learner/gradient_norm"] = kept["critic/loss"], values["critic/gradient_norm"]
         if self.is_likelihood:
             kept["loss/perplexity"] = math.exp(min(values.get("loss/policy", math.nan), 700.0))
         return kept
