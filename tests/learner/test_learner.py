@@ -118,6 +118,7 @@ def widen(batch: Batch, more: int) -> Batch:
         full_behavior=wider(batch.full_behavior, float("nan")),
         proximal=wider(batch.proximal, float("nan")),
         reference=wider(batch.reference, float("nan")),
+        sharpened=wider(batch.sharpened, float("nan")),
         advantages=wider(batch.advantages, 0),
         weights=wider(batch.weights, 0),
         own_weights={name: wider(own, 0) for name, own in batch.own_weights.items()},
