@@ -15,7 +15,7 @@ STATIONS = {name.partition("/")[0] for name in MEANINGS}
 METRIC = re.compile(r"([a-z]+)/[a-z0-9_*]+")
 # Rooms that show metrics or translate their names for other programs; `stale_fraction` is a former name that is read.
 READERS = ("insight", "cli", "analysis", "diagnosis/rules")
-NO_METRICS = {"waste/stale_fraction", "memory/peak_gib", "turns/ended_by_"}
+NO_METRICS = {"waste/stale_fraction", "memory/peak_gib", "turns/ended_by_", "turns/role_"}
 
 
 @cache

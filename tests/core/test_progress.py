@@ -155,7 +155,7 @@ def test_export_says_how_much_is_copied(tmp_path: Path):
     """3 MB of a model: verified, then copied, file by file, with their content; a value head stays behind."""
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    (run / "experiment.toml").write_text("")
+    (run / "experiment.toml").write_text('algorithm = "grpo"\nmodel = "tiny"\ntask = "arithmetic"\nrewards = "exact"\n')
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoints.save(3, {"part": State(values={"x": 1})}, lambda folder: _write(folder / "model.safetensors"))
     said: list[str] = []

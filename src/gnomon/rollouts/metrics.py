@@ -117,10 +117,10 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     rows = [row for rollout in rollouts for row in rollout.rows]
     roles = Counter(row.role for row in rows)
     for role, _ in roles.most_common(_MOST_ROLES) if len(roles) > 1 else ():
-        name, played = f"turns/role_{role or 'none'}", [row for row in rows if row.role == role]
-        measures[f"{name}_answers_mean"] = Mean(sum(len(row.turn_ends) for row in played), count)
-        measures[f"{name}_tokens_mean"] = Mean(sum(sum(row.mask) for row in played), count)
-        measures[f"{name}_reward_mean"] = Mean(sum(sum(row.turn_rewards) for row in played), count)
+        name, played = role or "none", [row for row in rows if row.role == role]
+        measures[f"turns/role_{name}_answers_mean"] = Mean(sum(len(row.turn_ends) for row in played), count)
+        measures[f"turns/role_{name}_tokens_mean"] = Mean(sum(sum(row.mask) for row in played), count)
+        measures[f"turns/role_{name}_reward_mean"] = Mean(sum(sum(row.turn_rewards) for row in played), count)
     return Metrics.of(measures)
 
 
