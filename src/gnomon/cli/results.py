@@ -26,16 +26,19 @@ def show(result: "Result", as_json: bool) -> int:
         lines += ["", _verdict(result.directory, *evaluations)]
     called = quote(sys.argv[0]) if Path(sys.argv[0]).name == "gnomon" else "gnomon"
     typed = quote(str(result.directory))
-    # Several greedy answers to a question are one, and refused.
+    # Several greedy answers to a question are one, and refused; a reward model gives none.
     is_greedy = any(re.match("temperature 0[ ,]", part.drawn) for e in evaluations for part in e.parts or [e])
     is_measured = any(e.loss_nats is not None for e in evaluations)
+    ranks = any("margin" in e.scores and not e.drawn for e in evaluations)
+    rewards = quote(f'rewards=[{{kind = "model", model = {json.dumps(str(result.directory))}}}]')
     lines += [
         "",
         f"run     {result.directory}",
         f"model   {result.model}",
         *([f"critic  {result.model / 'critic'}"] if (result.model / "critic").is_dir() else []),
         *([f"report  {page}"] if (page := result.directory / "report.html").is_file() else []),
-        f"next    {called} evaluate {typed}{'' if is_greedy or is_measured else ' --samples 4'}",
+        f"next    {called} evaluate {typed}{'' if is_greedy or is_measured or ranks else ' --samples 4'}",
+        *([f"        {called} train EXPERIMENT {rewards}"] if ranks else []),
         *([f"        {called} train EXPERIMENT model={typed}"] if is_measured else []),
         f"        {called} export {typed} my-model",
     ]

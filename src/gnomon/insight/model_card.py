@@ -1,5 +1,6 @@
 """A run's model for others: its files with a model card and the experiment, in a folder or on the Hugging Face hub."""
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ _LAST = (
     "rollout/degenerate_group_fraction", "loss/entropy_nats", "loss/kl_behavior_nats", "loss/clipped_fraction",
     "learner/gradient_norm", "mismatch/logprob_abs_mean_nats", "tokens/wasted_fraction",
 )  # fmt: skip
+_WAYS = {"data": "supervised fine-tuning", "pairs": "preference optimization", "labels": "preference optimization"}
+_REWARD = '[[rewards]]\nkind = "model"\nmodel = "{}"'
+_CLASSIFIER = (
+    "It is transformers' sequence classifier with one label, the score (`AutoModelForSequenceClassification`)."
+)
 
 
 @dataclass(frozen=True)
@@ -88,30 +94,40 @@ def push_to_hub(
         check_account(repository, private)
     with tempfile.TemporaryDirectory() as made, new_folder(made if folder is None else folder) as place:
         step = copy_model(record.path, source, place)
-        (place / "README.md").write_text(model_card(record, repository, step), encoding="utf-8")
+        card = model_card(record, repository, step, is_classifier(place))
+        (place / "README.md").write_text(card, encoding="utf-8")
         (place / "experiment.toml").write_text(shared_experiment(record.experiment()), encoding="utf-8")
         names = tuple(sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()))
         url = "" if is_dry else upload(place, repository, private, f"{real_path(record.path).name}, step {step}")
     return Upload(repository, url, private, None if folder is None else Path(folder), names)
 
 
-def model_card(record: RunRecord, repository: str, step: int) -> str:
-    """Return the README.md of a run's model after ``step`` steps: metadata that the hub reads, and text for people."""
+def model_card(record: RunRecord, repository: str, step: int, classifies: bool = False) -> str:
+    """Return the README.md of a run's model after ``step`` steps: metadata that the hub reads, and text for people.
+
+    Args:
+        record: The run.
+        repository: USER/NAME.
+        step: How many steps the model was trained.
+        classifies: Whether it is transformers' sequence classifier, as a reward model is where there is one.
+    """
     experiment, name = record.experiment(), repository.rpartition("/")[2]
     rows = [row for row in record.metrics() if row["step"] <= step]
     found = [e for e in read_evaluations(record.files.evaluations) if e.step <= step]
     ends = [found[0], found[-1]] if len(found) > 1 else found
     model, algorithm = str(experiment.get("model", "")), _table(experiment.get("algorithm"))
     preset = str(algorithm.get("name", "an algorithm"))
-    way = "supervised fine-tuning" if algorithm.get("samples") == "data" else "reinforcement learning"
+    ranks = _table(algorithm.get("critic")).get("target") == "pairs"
+    way = "reward modeling" if ranks else _WAYS.get(str(algorithm.get("samples")), "reinforcement learning")
+    task_type = "text-classification" if ranks else "text-generation"
     header = card_header(
         name,
-        [result for e in ends[-1:] for part in (e.parts or (e,)) for result in _results(part)],
+        [result for e in ends[-1:] for part in (e.parts or (e,)) for result in _results(part, task_type)],
         base_model=hub_name(model),
         datasets=datasets_of(experiment),
         **(license_of(model) if model else {}),
-        library_name="transformers",
-        pipeline_tag="text-generation",
+        library_name="gnomon" if ranks and not classifies else "transformers",
+        pipeline_tag=task_type,
         tags=["gnomon", way.replace(" ", "-"), preset],
     )
     task, paper = facts.task_name(experiment), str(algorithm.get("paper", ""))
@@ -126,13 +142,20 @@ def model_card(record: RunRecord, repository: str, step: int) -> str:
         _rows(("setting", "value"), _settings(record, rows, step)),
         *_curves(rows),
         "## How to use it",
-        _block("python", _use(repository, experiment)),
+        *([_block("toml", _REWARD.format(repository))] if ranks else [_block("python", _use(repository, experiment))]),
+        _CLASSIFIER if classifies else "",
         "## How to train it again",
         _block("bash", "gnomon train experiment.toml"),
         *_owned(experiment),
         _reproducible(record),
     ]
     return header + without_secrets("\n\n".join(part for part in body if part)) + "\n"
+
+
+def is_classifier(folder: Path) -> bool:
+    """Return whether a model's folder is transformers' sequence classifier."""
+    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    return any(name.endswith("ForSequenceClassification") for name in named or ())
 
 
 def datasets_of(experiment: Mapping[str, Any]) -> list[str]:
@@ -186,8 +209,8 @@ def _owned(experiment: Mapping[str, Any]) -> list[str]:
     return [f"The experiment names files that are not in this repository: {names}."] if names else []
 
 
-def _results(found: Evaluation) -> list[dict[str, Any]]:
-    shared = {"task_type": "text-generation", "dataset_type": _named(found.task), "dataset_name": _named(found.task)}
+def _results(found: Evaluation, task_type: str) -> list[dict[str, Any]]:
+    shared = {"task_type": task_type, "dataset_type": _named(found.task), "dataset_name": _named(found.task)}
     score = next(iter(found.scores))
     measured = {score: found.headline.mean, **{f"pass@{k}": value for k, value in found.pass_at.items()}}
     return [{**shared, "metric_type": name, "metric_value": round(value, 4)} for name, value in measured.items()]

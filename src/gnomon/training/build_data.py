@@ -151,9 +151,10 @@ def questions(experiment: Experiment) -> TrainingData:
     grading, tokenizer, split = _split(experiment)
     if len(split.train) < experiment.prompts_per_step:
         if experiment.algorithm.is_supervised:
+            most = len(split.train) * experiment.algorithm.num_generations
             raise ConfigError(
                 f"a step trains on {experiment.prompts_per_step} different rows, and there are {len(split.train)} to "
-                f"train on; set rollouts_per_step = {len(split.train)} or less"
+                f"train on; set rollouts_per_step = {most} or less"
             )
         raise ConfigError(
             f"a step asks {experiment.prompts_per_step} different prompts and the task has {len(split.train)} to train "
@@ -359,6 +360,8 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
     if trained and is_asked and grading is not None and not parts_count and not any(grading.weights.values()):
         untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
+    if is_supervised and not exams and experiment.evaluation.samples > 1:
+        untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
 
