@@ -1,6 +1,6 @@
 """Ratio and advantage to a loss for each token."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -330,8 +330,9 @@ class GivenShaping:
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, and how many are of given responses."""
-        loss, measured = self.of(view)
         given = view.batch.is_given[:, None] & view.batch.mask
+        # Given tokens have no ratio, so no bound acts on them.
+        loss, measured = self.of(replace(view, log_ratio=masked(view.log_ratio, ~given)))
         p = masked(view.current, given).exp()
         shaped = torch.where(given, -view.advantages * p / (p + self.gamma), loss)
         return shaped, measured + Metrics.of({"loss/given_fraction": fraction(given, view.batch.mask)})
@@ -469,7 +470,8 @@ class ProspectLoss:
         rows, count, gain = (view.statistics.total(f"prospect_{name}") for name in ("rows", "labelled", "gain"))
         kl = max(0.0, gain / max(rows - count, 1.0))
         side = view.advantages.sign()
-        weight = torch.where(side > 0, self.desired, self.undesired) * labelled * rows / max(count, 1.0)
+        weight = torch.full_like(side, self.undesired).masked_fill(side > 0, self.desired)
+        weight = weight * labelled * rows / max(count, 1.0)
         loss = weight * (1 - torch.sigmoid(side * self.beta * (view.log_ratio - kl)))
         share = (mask * labelled).double() / mask.sum(1, keepdim=True).clamp(min=1)
 

@@ -92,9 +92,8 @@ def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Alg
 
 def _verify(names: str | None, as_json: bool) -> int:
     with working("loading libraries", is_brief=True):
-        from gnomon.algorithms import PRESETS
         from gnomon.analysis.dissect.verify import verify
 
-    report = verify(PRESETS if names is None else _algorithms(names, [])[0])
+    report = verify() if names is None else verify(_algorithms(names, [])[0])
     print(json.dumps(report.as_row(), allow_nan=False) if as_json else report)
     return 0 if report.agrees else 1

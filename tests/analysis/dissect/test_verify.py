@@ -12,17 +12,20 @@ from gnomon.algorithms import (
     CISPO,
     GRPO,
     GSPO,
+    KTO,
     P3O,
-    PRESETS,
+    RAFT,
+    Accepted,
     Algorithm,
     Cap,
     Clip,
     ClippedSurrogate,
     PolicyGradient,
+    ProspectLoss,
     TokenMean,
 )
 from gnomon.analysis.dissect.random_batches import KINDS, draw, to_batch, to_step
-from gnomon.analysis.dissect.verify import share_of_tolerance, verify
+from gnomon.analysis.dissect.verify import FORMULATED, share_of_tolerance, verify
 from gnomon.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -33,11 +36,11 @@ def test_every_preset_agrees(capsys: Capture):
     assert main(["dissect", "--verify"]) == 0
     said = capsys.readouterr().out
 
-    assert f"all {len(PRESETS)} presets agree; 13 of 13 reference cases are right" in said
+    assert f"all {len(FORMULATED)} presets agree; 13 of 13 reference cases are right" in said
     assert re.search(r"python 3\.\d+\.\d+, numpy \d.*, torch \d", said)
     assert "<= 1e-10 of the larger one + 1e-13" in said
     assert [
-        name for name in PRESETS if not re.search(rf"^{name} +{2 * len(KINDS)} +\d+ +\S+ +agrees$", said, re.M)
+        name for name in FORMULATED if not re.search(rf"^{name} +{2 * len(KINDS)} +\d+ +\S+ +agrees$", said, re.M)
     ] == []
 
 
@@ -49,8 +52,10 @@ def test_every_preset_agrees(capsys: Capture):
         (replace(GSPO, ratio=replace(GSPO.ratio, clamp=30.0)), "loss"),
         (replace(CISPO, surrogate=PolicyGradient(Cap(5.0000001))), "loss"),
         (replace(P3O, regularizers=()), "loss"),
+        (replace(KTO, surrogate=ProspectLoss(undesired=1.0000001)), "loss"),
+        (replace(RAFT, advantage=Accepted()), "advantages|loss"),
     ],
-    ids=["clip", "mean", "clamp", "cap", "leash"],
+    ids=["clip", "mean", "clamp", "cap", "leash", "prospect", "best"],
 )
 def test_a_wrong_preset_is_caught(algorithm: Algorithm, quantity: str):
     """A clip of 0.21, a token mean, a clamp of 30, a cap 1e-7 too high and a forgotten KL are each found, and where."""

@@ -1,14 +1,15 @@
 """Seeded random optimizer steps, from plain to extreme."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnomon.algorithms import Algorithm
 from gnomon.analysis.dissect.reference import Step
-from gnomon.core.types import Batch
+from gnomon.core.types import GIVEN, Batch
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,26 @@ def draw(kind: Kind, seed: int) -> Step:
     )
 
 
+def answered(step: Step, algorithm: Algorithm) -> Step:
+    """Return the step as the algorithm's dataset would have given its responses; itself where a policy samples all.
+
+    Each two responses are a pair, or one with a label and one that measures the KL; or all are right answers; or the
+    first of each group is a demonstration.
+    """
+    index = np.arange(len(step.group)) if step.rollout is None else step.rollout
+    is_first = index % 2 == 0
+    if algorithm.demonstrated:
+        return replace(step, given=np.isin(index, index[np.unique(step.group, return_index=True)[1]]))
+    if algorithm.samples == "pairs":
+        return replace(step, group=index // 2)
+    if algorithm.samples == "labels":
+        labels = np.where(step.rewards > 0, 1.0, -1.0) * is_first
+        return replace(step, rewards=labels, graded=is_first, group=index // 2, steps=None)
+    if algorithm.samples == "data":
+        return replace(step, rewards=step.graded.astype(np.float64), steps=None)
+    return step
+
+
 _NAMES = {
     "rewards": "rewards", "mask": "mask", "group": "group", "graded": "is_graded", "truncated": "is_truncated",
     "behavior": "behavior", "proximal": "proximal", "sharpened": "sharpened", "reference": "reference",
@@ -147,7 +168,7 @@ def to_batch(step: Step) -> tuple[Batch, Tensor]:
         tokens=torch.zeros(rows, width, dtype=torch.long),
         prompt_lengths=nothing,
         lengths=torch.full((rows,), width),
-        version=nothing,
+        version=nothing if step.given is None else torch.where(torch.from_numpy(step.given), GIVEN, 0),
         full_behavior=there["behavior"],
         components=() if step.components is None else tuple(map(str, range(step.components.shape[1]))),
         component_weights=step.component_weights,
@@ -161,7 +182,7 @@ def to_step(batch: Batch, current: Tensor) -> Step:
     proximal = batch.behavior if batch.proximal is None else batch.proximal
     tensors = {ours: getattr(batch, theirs) for ours, theirs in _NAMES.items()} | {"current": current}
     there: dict[str, Any] = {name: _plain(t) for name, t in (tensors | {"proximal": proximal}).items() if t is not None}
-    return Step(component_weights=batch.component_weights, **there)
+    return Step(component_weights=batch.component_weights, given=batch.is_given.numpy(), **there)
 
 
 def _plain(tensor: Tensor) -> Any:

@@ -55,6 +55,25 @@ def lead_over_second(responses: Sequence[Response]) -> list[Vector]:
     return _everywhere(numbers, responses)
 
 
+def accepted(best: bool = False) -> Credit:
+    """All trained tokens over those of accepted responses, and 0 for others (ReST-EM); accepted is a reward above 0.
+
+    With ``best``, of each group the first of its best responses alone (RAFT).
+    """
+
+    def credit(responses: Sequence[Response]) -> list[Vector]:
+        good = [i for i, r in enumerate(responses) if r.is_graded and r.reward > 0]
+        if best:
+            leaders: dict[int, int] = {}
+            for i in sorted(good, key=lambda i: (-responses[i].reward, i)):
+                leaders.setdefault(responses[i].group, i)
+            good = list(leaders.values())
+        scale = sum(map(len, responses)) / max(sum(len(responses[i]) for i in good), 1)
+        return _everywhere([scale * (i in good) for i in range(len(responses))], responses)
+
+    return credit
+
+
 def batch_mean(responses: Sequence[Response]) -> list[Vector]:
     """r - mean of all graded rewards (FlashREINFORCE)."""
     graded = [r.reward for r in responses if r.is_graded]

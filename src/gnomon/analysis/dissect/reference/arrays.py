@@ -18,7 +18,9 @@ class Step:
     """One optimizer step as plain arrays: rows are sequences, columns are positions of the response, padded right.
 
     Attributes:
-        rewards, group, graded, truncated, baseline: [B]. A response with ``graded`` false has no trained token.
+        rewards, group, graded, truncated, baseline: [B]. A response with ``graded`` false has no trained token, unless
+            labels are learned: then its tokens measure the KL.
+        given: [B], responses that nobody sampled; None: all were sampled.
         rollout: [B]; rows of one number are the segments of one response, in order. None: each row is one.
         components: [B, C], each reward by itself, with ``component_weights``.
         turn, state, steps: [B, T], the answer that a token belongs to, its state, and the reward earned there.
@@ -44,6 +46,7 @@ class Step:
     turn: npt.NDArray[np.int64] | None = None
     state: npt.NDArray[np.int64] | None = None
     steps: Vector | None = None
+    given: Flags | None = None
 
     def responses(self) -> list["Response"]:
         """Return each rollout's trained tokens in order, through all of its rows."""
@@ -74,6 +77,7 @@ class Step:
             reward=float(self.rewards[row]),
             group=int(self.group[row]),
             is_graded=bool(self.graded[row]),
+            is_given=self.given is not None and bool(self.given[row]),
             baseline=None if self.baseline is None else float(self.baseline[row]),
             components=None if self.components is None else self.components[row],
             component_weights=self.component_weights,
@@ -103,6 +107,7 @@ class Response:
     turn: npt.NDArray[np.int64] | None = None
     state: npt.NDArray[np.int64] | None = None
     steps: Vector | None = None
+    is_given: bool = False
 
     @property
     def earned(self) -> Vector:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gnomon.analysis.dissect.reference.advantages import (
     Credit,
+    accepted,
     added,
     batch_mean,
     by_state,
@@ -195,6 +196,71 @@ def regression(beta: float) -> Pusher:
         miss = beta * float(np.sum(response.current - response.reference)) - advantage
         never = np.zeros(len(response), dtype=bool)
         return Push(miss**2, 2 * beta * miss * len(response), never, never)
+
+    return push
+
+
+def shaped_if_given(of: Pusher, gamma: float) -> Pusher:
+    """-A p / (p + gamma) with c = A gamma p / (p + gamma)^2 in given responses (LUFFY), ``of`` in others."""
+
+    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+        if not response.is_given:
+            return of(response, advantage, trusted)
+        p, never = np.exp(response.current), np.zeros(len(response), dtype=bool)
+        return Push(-advantage * p / (p + gamma), -advantage * gamma * p / (p + gamma) ** 2, never, never)
+
+    return push
+
+
+def over_reference(response: Response) -> float:
+    """The sum of log current - log reference over a response's tokens."""
+    return math.fsum(response.current - _known(response.reference))
+
+
+def pairwise(loss: Callable[[float], tuple[float, float]]) -> Pusher:
+    """The loss of m, the log-ratio to the reference of the pair's better response less that of the other (DPO, IPO).
+
+    Each token carries the pair's loss, and its slope is that of all tokens that do. ``loss``: value and slope in m.
+    """
+
+    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+        never = np.zeros(len(response), dtype=bool)
+        both = [
+            (float(np.sign(a[0])), over_reference(r))
+            for r, a in zip(trusted.responses, trusted.advantages, strict=True)
+            if r.group == response.group and len(r)
+        ]
+        value, slope = loss(math.fsum(side * gain for side, gain in both))
+        ones = np.ones(len(response))
+        return Push(value * ones, slope * np.sign(advantage) * len(both) * len(response), never, never)
+
+    return push
+
+
+def logistic(beta: float) -> Callable[[float], tuple[float, float]]:
+    """-log sigmoid(beta m), slope -beta sigmoid(-beta m) (DPO, eq. 7)."""
+    return lambda m: (float(np.logaddexp(0, -beta * m)), -beta * float(_sigmoid(np.array(-beta * m))))
+
+
+def squared(beta: float) -> Callable[[float], tuple[float, float]]:
+    """(m - 1 / (2 beta))^2 and its slope (IPO, eq. 17)."""
+    return lambda m: ((m - 1 / (2 * beta)) ** 2, 2 * (m - 1 / (2 * beta)))
+
+
+def prospect(beta: float) -> Pusher:
+    """1 - sigmoid(+-beta (d - z)) of a labelled response, d its log-ratio to the reference (KTO, eq. 8).
+
+    z = max(0, mean d of responses without a label), a constant. The mean is over labelled responses alone.
+    """
+
+    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+        there = [r for r in trusted.responses if len(r)]
+        others = [over_reference(r) for r in there if not r.is_graded]
+        z = max(0.0, math.fsum(others) / max(len(others), 1))
+        share = response.is_graded * len(there) / max(len(there) - len(others), 1)
+        x, never = np.sign(advantage) * beta * (over_reference(response) - z), np.zeros(len(response), dtype=bool)
+        slope = -share * np.sign(advantage) * beta * _sigmoid(x) * _sigmoid(-x) * len(response)
+        return Push(share * _sigmoid(-x), slope, never, never)
 
     return push
 
@@ -464,6 +530,20 @@ def positive_nll(coefficient: float) -> Term:
     return term
 
 
+def given_nll(coefficient: float) -> Term:
+    """-coefficient sg[exp(-H)] log current over given tokens, divided by their number (SRFT).
+
+    H is -log current, as a batch has no distribution, so the weight is the probability.
+    """
+
+    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+        own = [r.is_given / max(sum(len(g) for g in responses if g.is_given), 1) for r in responses]
+        slopes = [-coefficient * np.exp(r.current) for r in responses]
+        return _added([s * r.current for s, r in zip(slopes, responses, strict=True)], slopes, own)
+
+    return term
+
+
 def _mixture(response: Response, trusted: BoundedRatio) -> Vector:
     """Return log((w_b behavior + w_p proximal) / (w_b + w_p)), w = 1 - effective size; behavior when both are 0."""
     of_behavior, of_proximal = max(1 - trusted.behavior, 0.0), max(1 - trusted.proximal, 0.0)
@@ -514,9 +594,10 @@ class Oracle:
         """Compute one optimizer step."""
         responses = step.responses()
         advantages, weights = self.credit(responses), self.mean(responses)
+        sampled = [r for r in responses if len(r) and not r.is_given] or responses
         trusted = BoundedRatio(
-            _effective_size([r.current - r.behavior for r in responses]),
-            _effective_size([r.current - r.proximal for r in responses]),
+            _effective_size([r.current - r.behavior for r in sampled]),
+            _effective_size([r.current - r.proximal for r in sampled]),
             responses,
             advantages,
         )
@@ -608,5 +689,13 @@ ORACLES: Mapping[str, Oracle] = {
     "fipo": Oracle(_group, clip(0.2, 0.28, dual=10.0), token_mean, factors=future_influence(32.0, 1.0, 1.2, 10.0)),
     "cfpo": Oracle(_group, quadratic_penalty(0.2), sequence_mean),
     "scalerl": Oracle(over_batch(_centered), policy_gradient(5.0), prompt_mean),
+    "sft": Oracle(returns(), capped(math.inf), token_mean),
+    "expert-iteration": Oracle(accepted(), capped(math.inf), token_mean),
+    "raft": Oracle(accepted(best=True), capped(math.inf), token_mean),
+    "luffy": Oracle(_centered, shaped_if_given(_narrow, 0.1), token_mean),
+    "srft": Oracle(_group, shaped_if_given(_narrow, 0.1), token_mean, (given_nll(0.5),)),
+    "dpo": Oracle(_centered, pairwise(logistic(0.1)), sequence_mean),
+    "ipo-preference": Oracle(_centered, pairwise(squared(0.1)), sequence_mean),
+    "kto": Oracle(returns(), prospect(0.1), sequence_mean),
 }
 """A preset's name to its formulas, with the numbers of the papers (or of the register, section 17)."""
