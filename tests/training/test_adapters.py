@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, GnomonError, ModelError
+from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.load import load_model, load_tokenizer
-from gnomon.models.lora import LoraConfig, adapt, read_adapter_config
+from gnomon.models.lora import LoraConfig, adapt, other_base, read_adapter_config
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from gnomon.training.api import evaluate, export, resume, train_experiment
 
@@ -99,6 +101,34 @@ def test_an_adapter_is_evaluated_as_the_model_that_it_makes(trained: Path):
     assert {k: v for k, v in alone.as_row().items() if k not in drop} == {
         k: v for k, v in whole.as_row().items() if k not in drop
     }
+
+
+def test_an_adapter_keeps_the_base_that_it_was_trained_on(trained: Path, tmp_path: Path):
+    """Trained on quantized weights it is read, continued and exported on those; another base is said at the start."""
+    base, kind = trained.parent / "base", "nf4"
+    begun = ["steps=1", "held_out.size=0", *COMMON]
+    run = train_experiment(
+        load("tiny", [f"model={base}", "lora.rank=4", f"lora.base={kind}", *begun]), tmp_path / "run"
+    )
+    adapter = _adapter(run.directory, 1)
+    loaded = load("tiny", [f"model={adapter}", "steps=0", *COMMON])
+    assert loaded.experiment.lora is not None
+    assert loaded.experiment.lora.base == kind
+    assert f"lora.base = '{kind}', which the adapter was trained on" in loaded.notes
+    whole, own = (
+        load_file(folder / "model.safetensors")
+        for folder in (run.directory / "checkpoints" / "step-1", export(adapter, tmp_path / "model"))
+    )
+    assert all(torch.equal(whole[name], own[name]) for name in whole)
+
+    other = load("tiny", [f"model={base}", f"lora.adapter={adapter}", "lora.base=unquantized", *COMMON]).experiment
+    assert other.lora is not None
+    assert other.lora.base == "unquantized"
+    said = try_checkpoint(str(base), tiny_tokenizer(), lora=other.lora).said
+    assert any(f"was trained on a base stored as '{kind}'" in sentence for sentence in said)
+    plain = LoraConfig(rank=4, adapter=str(_adapter(trained, 2)))
+    assert other_base(plain) is None
+    assert other_base(replace(plain, base="int8")) is not None
 
 
 def _changed(adapter: Path, folder: Path, **settings: Any) -> Path:

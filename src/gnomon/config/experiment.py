@@ -542,19 +542,21 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
     ):
         return []
     base, own = read_adapter_config(Path(lora["adapter"]).expanduser())
-    wrong = [key for key, value in lora.items() if key != "adapter" and own.get(key, value) != value]
+    wrong = [key for key, value in lora.items() if key not in ("adapter", "base") and own.get(key, value) != value]
     if wrong:
         raise ConfigError(
             f"lora.{wrong[0]} = {lora[wrong[0]]!r}, and the adapter '{lora['adapter']}' has {own[wrong[0]]!r}; leave "
             "it out"
         )
-    whole["lora"] = {**lora, **own}
+    whole["lora"] = {**own, **lora, "adapter": own["adapter"]}
+    taken = own.get("base", "unquantized") if "base" not in lora else "unquantized"
+    notes = [] if taken == "unquantized" else [f"lora.base = '{taken}', which the adapter was trained on"]
     if not is_model:
-        return []
+        return notes
     if not base:
         raise ConfigError(f"the adapter '{folder}' does not name its base model; type model=BASE lora.adapter={folder}")
     whole["model"] = base
-    return [f"model = '{folder}' is an adapter: model = '{base}' with lora.adapter"]
+    return [f"model = '{folder}' is an adapter: model = '{base}' with lora.adapter", *notes]
 
 
 def _hand_down(whole: dict[str, Any]) -> None:

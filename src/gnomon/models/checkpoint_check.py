@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits
+from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits, other_base
 from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline
 from gnomon.models.tiny import TINY, TINY_MIXTURE
@@ -138,7 +138,7 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
     narrow = check_rank(empty, lora)
     left = None if lora.quantized is None else check_quantizable(empty, lora.quantized)
-    return [*filter(None, [narrow, left])] + [
+    return [*filter(None, [narrow, left, other_base(lora)])] + [
         f"lora.targets leaves out {name}, which {why}" for name, why in sorted(left_out.items())
     ]
 

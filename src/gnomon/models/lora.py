@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ConfigError, ModelError, bounded, unknown
 from gnomon.core.types import Adapted, Snapshot
-from gnomon.models.quantized import KINDS, Kind, layers_of
+from gnomon.models.quantized import KINDS, Kind, kind_of, layers_of
 from gnomon.models.token_strings import first_line
 
 # A weight and a low-rank sum beside it, merged to the same bits on every machine.
@@ -206,6 +206,7 @@ def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Mod
 # Adapters in folders, in peft's form.
 
 _CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+_BASE = "gnomon.lora.base"
 _PLAIN_ONLY = {
     "use_dora": "DoRA", "rank_pattern": "ranks that differ by module", "alpha_pattern": "alphas that differ by module",
     "modules_to_save": "whole modules beside the adapter", "target_parameters": "adapters of parameters",
@@ -225,6 +226,8 @@ def is_adapter(folder: Path) -> bool:
 
 def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the base model that an adapter in peft's form names, and the settings of `LoraConfig` that fit it.
+
+    One that was trained here on quantized weights says so in its file of weights, and ``base`` is among the settings.
 
     Raises:
         ModelError: It is no plain LoRA adapter in safetensors.
@@ -250,7 +253,31 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
         alpha *= math.sqrt(rank)
     if not isinstance(targets, list) or config.get("exclude_modules"):
         targets = sorted({key.rpartition(".lora_")[0].removeprefix(_PREFIX) for key in _tensors(folder)})
-    return base or "", {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
+    settings = {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
+    trained_on = _trained_on(folder)
+    return base or "", settings if trained_on is None else {**settings, "base": trained_on}
+
+
+def _trained_on(folder: Path) -> str | None:
+    """Return what the frozen weights were stored as where an adapter was trained; None where its file does not say."""
+    try:
+        with safe_open(folder / _WEIGHTS, "pt") as file:
+            found = (file.metadata() or {}).get(_BASE)
+    except (OSError, SafetensorError):
+        # What reads the tensors says what is wrong with the file.
+        return None
+    return found if found in ("unquantized", *KINDS) else None
+
+
+def other_base(plan: LoraConfig) -> str | None:
+    """Return a sentence where an adapter was trained on a base that is stored in another way than ``plan.base``."""
+    trained_on = None if plan.adapter is None else _trained_on(Path(plan.adapter))
+    if trained_on in (None, plan.base):
+        return None
+    return (
+        f"lora.base = '{plan.base}', and the adapter '{plan.adapter}' was trained on a base stored as '{trained_on}': "
+        f"it is another policy; lora.base = '{trained_on}' is the one that was trained"
+    )
 
 
 def _saved_name(name: str) -> str:
@@ -273,10 +300,11 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
     named = {_saved_name(name): tensor.cpu() for name, tensor in tensors.items()}
+    trained_on = {"format": "pt", _BASE: kind_of(model) or "unquantized"}
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(named, folder / _WEIGHTS)
+        save_file(named, folder / _WEIGHTS, trained_on)
         config.save_pretrained(folder)
 
     return write

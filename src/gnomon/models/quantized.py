@@ -131,6 +131,11 @@ def layers_of(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
 
 
+def kind_of(model: nn.Module) -> Kind | None:
+    """Return how the quantized layers of a model are stored; None if it has none."""
+    return next((layer.kind for _, layer in layers_of(model)), None)
+
+
 def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield what quantized layers store, by name: codes and scales."""
     for name, layer in layers_of(model):
