@@ -74,6 +74,24 @@ def test_every_answer_is_json_of_the_schema():
     assert len({text(done) for done in found}) > 6
 
 
+@pytest.mark.parametrize(
+    ("grammar", "least"),
+    [
+        (GrammarConfig(regex="[0-9]{3}"), 4), (GrammarConfig(regex="[a-z ]*;"), 2),
+        (GrammarConfig(regex="(yes|no), [0-9]{1,3}"), 6), (GrammarConfig(schema=SCHEMA), 26),
+        (GrammarConfig(schema={"type": "object"}), 3), (GrammarConfig(schema={"type": "array"}), 3),
+    ],
+)  # fmt: skip
+def test_a_budget_below_the_shortest_answer_is_said(grammar: GrammarConfig, least: int):
+    """The budget that the shortest answer fits, stop token included, is not mentioned; one token less is."""
+    tried = Grammar.of(obeying(grammar=grammar))
+    assert tried is not None
+
+    assert tried.cut(least) == ""
+    assert f"may have {least - 1} tokens" in tried.cut(least - 1)
+    assert f"the shortest one found has {least}," in tried.cut(least - 1)
+
+
 def test_rows_with_other_grammars_and_none_do_not_touch_each_other():
     """Together they are what they are alone; without a grammar to the bit what they were."""
     asked = [obeying("(ab|cd)+"), Sampling(max_completion_length=40, stop_ids=(257,)), obeying("[0-9]{1,3}", top_p=0.8)]

@@ -23,7 +23,7 @@ from gnomon.models.tokenizer import TokenBytes, Tokenizer
 
 _WHITE_SPACE = r"[ ]?|\n[ \t]{0,32}"
 """White space that JSON may have between its parts. Without a bound a model can fill its answer with it."""
-_TRIALS, _TRIAL_TOKENS = 4, 64
+_TRIALS, _TRIAL_TOKENS, _LONGEST = 4, 64, 256
 
 
 @dataclass(eq=False)
@@ -66,10 +66,14 @@ class Grammar:
     Attributes:
         start: The matcher at the beginning of an answer.
         words: Words of a mask.
+        spelled: Bytes of each token; none of control and stop tokens.
+        stop_ids: Those that end an answer.
     """
 
     start: Any = field(repr=False)
     words: int
+    spelled: Sequence[bytes] = field(repr=False)
+    stop_ids: Sequence[int]
 
     @classmethod
     def of(cls, sampling: Sampling) -> Self | None:
@@ -92,6 +96,57 @@ class Grammar:
     def begin(self) -> GrammarState:
         """Return the state of an answer without a token."""
         return GrammarState(self.start.deep_copy())
+
+    def cut(self, most: int) -> str:
+        """Return in words that no answer was found that is over within ``most`` tokens; "" where one was.
+
+        A few answers are written: brackets and quotes closed as soon as they may be, the longest tokens, and random
+        ones. The shortest of them is no proof of what is shortest.
+        """
+        found = list[int]()
+        for seed in range(_TRIALS + 2):
+            if found and min(found) <= most:
+                return ""
+            found += self._written(seed)
+        if min(found, default=_LONGEST) <= most:
+            return ""
+        least = f"the shortest one found has {min(found):,}" if found else f"none was found of at most {_LONGEST:,}"
+        return (
+            f"sampling.grammar: an answer may have {most:,} tokens, its stop token included, and of those tried that "
+            f"obey it {least}, so all may be cut off; raise sampling.max_completion_length, or environment."
+            "max_turn_tokens where that is less"
+        )
+
+    def _written(self, seed: int) -> list[int]:
+        """Return the number of tokens of one answer; nothing where it has more than `_LONGEST`."""
+        random, state, answer = np.random.default_rng(seed), self.begin(), list[int]()
+        closing, length = self._marks
+        while len(answer) < _LONGEST:
+            row = np.zeros(self.words, dtype=np.int32)
+            state.fill(answer, row)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            if np.isin(self.stop_ids, allowed).any():
+                return [len(answer) + 1]
+            if seed == 2 and any(self._ends(state, token) for token in allowed[length[allowed] == 1]):
+                return [len(answer) + 2]
+            forced = state.matcher.compute_ff_tokens()
+            if not forced:
+                liked = (1e3 * closing + length, length, -length, 0 * length)[seed % 4][allowed]
+                forced = [int(allowed[np.argmax(liked + random.random(len(allowed)) / 2)])]
+            answer += forced
+        return []
+
+    @staticmethod
+    def _ends(state: GrammarState, token: int) -> bool:
+        after = state.matcher.deep_copy()
+        return bool(after.consume_token(int(token)) and after.is_accepting())
+
+    @functools.cached_property
+    def _marks(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Float[V] twice: brackets and quotes that a token closes, and the bytes that it has without white space."""
+        text = [*(spelled.strip() for spelled in self.spelled), *[b""] * (self.words * 32 - len(self.spelled))]
+        closes = [sum(map(one.count, (b'"', b"}", b"]"))) - sum(map(one.count, (b"{", b"["))) for one in text]
+        return np.array(closes, dtype=float), np.array([len(one) for one in text], dtype=float)
 
     def obeyed(self, tokens: Sequence[int]) -> int:
         """Return how many of an answer's tokens the grammar allows, from the first one on."""
@@ -138,10 +193,10 @@ def allowed_tokens(states: Sequence[GrammarState], answers: Sequence[Sequence[in
 @functools.lru_cache(maxsize=64)
 def _compiled(
     grammar: GrammarConfig, model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]
-) -> tuple[Any, int]:
-    """Return the matcher at the beginning of an answer, tried, and the words of its masks."""
+) -> tuple[Any, int, Sequence[bytes], tuple[int, ...]]:
+    """Return the attributes of the `Grammar`, tried."""
     library = import_optional("llguidance", "grammar", "sampling.grammar")
-    tokens, width = _vocabulary(model, trust_remote_code, stop_ids)
+    tokens, spelled = _vocabulary(model, trust_remote_code, stop_ids)
     key, text = ("schema", grammar.schema) if grammar.schema else ("regex", grammar.regex)
     said = f"sampling.grammar.{key} = {shortened(repr(text))}"
     try:
@@ -160,9 +215,9 @@ def _compiled(
     first.compute_bitmask()
     if first.is_stopped():
         raise ConfigError(f"{said}: no answer satisfies it but an empty one; leave it out, or correct it")
-    words = -(-width // 32)
+    words = -(-len(spelled) // 32)
     _try(start, words, stop_ids, said)
-    return start, words
+    return start, words, spelled, stop_ids
 
 
 def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
@@ -217,8 +272,8 @@ class GrammarTokens:
 
 
 @functools.lru_cache(maxsize=8)
-def _vocabulary(model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]) -> tuple[Any, int]:
-    """Return the model's tokens as llguidance holds them, and the width of its logits."""
+def _vocabulary(model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]) -> tuple[Any, Sequence[bytes]]:
+    """Return the model's tokens as llguidance holds them, and the bytes of each."""
     library = import_optional("llguidance", "grammar", "sampling.grammar")
     tokenizer = load_tokenizer(model, trust_remote_code)
     if not stop_ids:
@@ -230,4 +285,4 @@ def _vocabulary(model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]) 
     unnamed = "\N{REPLACEMENT CHARACTER}".encode()  # what an id without a token is spelled as
     spelled = [b"" if i in special or known[i] == unnamed else known[i] for i in range(width)]
     made = library.TokenizerWrapper(GrammarTokens(tokenizer, stop_ids[0], spelled, sorted(special)))
-    return library.LLTokenizer(made, n_vocab=width, eos_token=list(stop_ids)), width
+    return library.LLTokenizer(made, n_vocab=width, eos_token=list(stop_ids)), spelled

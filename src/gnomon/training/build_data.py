@@ -342,6 +342,10 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
     untried = [*experiment.idle]
+    turn = experiment.environment.max_turn_tokens if experiment.environment else 0
+    untried += dict.fromkeys(
+        _cut(each, turn) for each in (*([sampling] if is_asked else []), *(e.sampling for e in exams))
+    )
     judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
     if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
@@ -364,6 +368,13 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
+
+
+def _cut(sampling: Sampling, turn: int) -> str:
+    """Return in words that answers under a grammar are longer than they may be; "" where some are not."""
+    grammar = None if sampling.stop else Grammar.of(sampling)
+    most = min(sampling.max_completion_length, turn or sampling.max_completion_length)
+    return "" if grammar is None else grammar.cut(most)
 
 
 def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> tuple[Exam, ...]:
