@@ -62,6 +62,7 @@ def test_the_policy_grades_its_own_answers_by_the_weights_of_each_step(model, tm
     [
         ("vllm", 40, "set engine.kind = 'local', or give the url of an endpoint"),
         ("local", 4000, r"beyond its context of 4096; lower max_tokens"),
+        ("local", 5, r"max_tokens = 5, too few for its grades: .* has 15; raise it"),
     ],
 )
 def test_a_policy_that_cannot_judge_is_refused_before_it_is_loaded(model, engine, most, words):

@@ -111,11 +111,8 @@ class Grammar:
         if min(found, default=_LONGEST) <= most:
             return ""
         least = f"the shortest one found has {min(found):,}" if found else f"none was found of at most {_LONGEST:,}"
-        return (
-            f"sampling.grammar: an answer may have {most:,} tokens, its stop token included, and of those tried that "
-            f"obey it {least}, so all may be cut off; raise sampling.max_completion_length, or environment."
-            "max_turn_tokens where that is less"
-        )
+        spent = f"an answer may have {most:,} tokens, its stop token included"
+        return f"{spent}, and of those tried that obey the grammar {least}"
 
     def _written(self, seed: int) -> list[int]:
         """Return the number of tokens of one answer; nothing where it has more than `_LONGEST`."""

@@ -374,7 +374,10 @@ def _cut(sampling: Sampling, turn: int) -> str:
     """Return in words that answers under a grammar are longer than they may be; "" where some are not."""
     grammar = None if sampling.stop else Grammar.of(sampling)
     most = min(sampling.max_completion_length, turn or sampling.max_completion_length)
-    return "" if grammar is None else grammar.cut(most)
+    if grammar is None or not (found := grammar.cut(most)):
+        return ""
+    named = "environment.max_turn_tokens" if most < sampling.max_completion_length else "sampling.max_completion_length"
+    return f"sampling.grammar: {found}, so all may be cut off; raise {named}"
 
 
 def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> tuple[Exam, ...]:

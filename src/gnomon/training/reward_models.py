@@ -100,7 +100,11 @@ def check_judging_policy(gradings: Iterable[Grading], engine: EngineConfig, poli
                 f"{said} reads {len(prompt)} tokens about a short answer and may write max_tokens = {plan.max_tokens}, "
                 f"beyond its context of {longest}; lower max_tokens, or take a judge with a longer context"
             )
-        Grammar.of(policy.asked(plan.temperature, plan.max_tokens, plan.schema(many)))
+        grammar = Grammar.of(policy.asked(plan.temperature, plan.max_tokens, plan.schema(many)))
+        if grammar is not None and (cut := grammar.cut(plan.max_tokens + 1)):  # grades are read without a stop token
+            raise ConfigError(
+                f"{said} may write max_tokens = {plan.max_tokens}, too few for its grades: {cut}; raise it"
+            )
 
 
 @dataclass(frozen=True)
