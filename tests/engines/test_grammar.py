@@ -89,7 +89,7 @@ def test_a_budget_below_the_shortest_answer_is_said(grammar: GrammarConfig, leas
 
     assert tried.cut(least) == ""
     assert f"may have {least - 1} tokens" in tried.cut(least - 1)
-    assert f"the shortest one found has {least}," in tried.cut(least - 1)
+    assert tried.cut(least - 1).endswith(f"the shortest one found has {least}")
 
 
 def test_rows_with_other_grammars_and_none_do_not_touch_each_other():
