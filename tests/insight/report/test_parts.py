@@ -76,6 +76,12 @@ def test_what_was_not_scored_has_no_trust():
     assert list(trust_letters(resolve("grpo"), [bare, one])) == [1]
 
 
+@pytest.mark.parametrize("name", ["sdft", "sdpo"])
+def test_a_loss_over_distributions_has_no_trust(name: str):
+    """They are not recorded, and the page is drawn all the same."""
+    assert trust_letters(resolve(name), [recorded([1.0], [1.0])]) == {}
+
+
 def test_trust_survives_numbers_that_are_not_finite():
     """A refused step has them; the page is drawn all the same."""
     assert len(trust_letters(resolve("ppo"), [recorded([1.0, 2.0], [math.nan, 1.0])])[0]) == 2

@@ -45,7 +45,9 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     trained = [place for place, one in enumerate(step) if one.taught.advantages]
     known = [place for place in trained if step[place].taught.proximal]
     is_told = len(known) == len(trained) or algorithm.ratio.anchor != "behavior"
-    if not known or not is_told or algorithm.ratio.anchor == "reference" or algorithm.reads_entropy:
+    # Distributions, entropies and the reference's log-probabilities are not recorded.
+    reads_more = algorithm.reads_entropy or getattr(algorithm.surrogate, "reference_top", None) is not None
+    if not known or not is_told or algorithm.ratio.anchor == "reference" or reads_more:
         return {}
     chosen = [step[place] for place in known]
     batch = collate([Group(Task(one.rollout.task_id, (), ""), (one.rollout,)) for one in chosen], 1.0)
