@@ -38,7 +38,7 @@ def completed(script: Path, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (["tra"], {"train"}),
-        (["re"], {"resume", "report", "rewards", "reproduce"}),
+        (["re"], {"resume", "report", "reward-model", "rewards", "reproduce"}),
         (["train", "ti"], {"tiny", "tiny-sums"}),
         (["train", "tiny", "--run"], {"--run-dir"}),
         (["train", "tiny", "learner.optimizer.learning_r"], {"learner.optimizer.learning_rate="}),

@@ -45,6 +45,7 @@ OPTIONS = {
         "--json",
     },
     "sft": {"experiment", "key=value", "--run-dir", "--cluster", "--restarts", "--json"},
+    "reward-model": {"experiment", "key=value", "--run-dir", "--cluster", "--restarts", "--json"},
     "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
     "algorithms": {"name", "--latex", "--json"},

@@ -239,6 +239,9 @@ def test_an_environment_of_ones_own_gets_what_it_names(mine: str):
     assert wrong["fault"].startswith("TypeError: step returned dict, expected a Reply or a text")
 
 
+USE = {"openenv": "http://127.0.0.1:1"}
+
+
 @pytest.mark.parametrize(
     ("plan", "error", "message"),
     [
@@ -251,7 +254,11 @@ def test_an_environment_of_ones_own_gets_what_it_names(mine: str):
         ({"use": "Own"}, ConfigError, "'Own' is named as path.py:name"),
         ({"use": "a:B", "max_turns": 0}, ConfigError, "environment.max_turns must be at least 1, got 0"),
         *(
-            ({"kind": kind, "use": "x"}, ConfigError, f"pip install {kind}=={tested}")
+            (
+                {"kind": kind, "use": "http://127.0.0.1:1" if kind == "openenv" else "x"},
+                ConfigError,
+                f"pip install {kind}=={tested}",
+            )
             for kind, (_, tested) in PACKAGES.items()
         ),
     ],

@@ -244,7 +244,7 @@ def test_long_rows_are_refused_or_left_out_and_said(tmp_path: Path, capfd: pytes
 
 
 WRONG = {
-    "an algorithm that samples": (("algorithm=grpo",), "on sampled ones; leave it out, or run gnomon train"),
+    "an algorithm that samples": (("algorithm=grpo",), "does not; leave it out, or run gnomon train"),
     "old answers": (("max_staleness=1",), "set max_staleness = 0"),
     "an environment": (("environment={kind='tools', tools=['python']}",), "remove environment"),
     "steps and epochs": (("steps=3", "epochs=2"), "both say how long"),
@@ -322,7 +322,7 @@ def test_the_command_trains_and_names_what_is_missing(tmp_path: Path, capsys: py
         ]
     )
     shown = json.loads(capsys.readouterr().out)
-    wrong = main(["sft", "task=rows.jsonl"])
+    wrong = main(["sft", f"task={path}"])
 
     assert (code, shown["steps"]) == (0, 4)
     assert wrong == 2

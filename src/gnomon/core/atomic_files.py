@@ -8,6 +8,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -193,11 +194,13 @@ def write_page(path: Path, content: bytes) -> None:
     Raises:
         RunDirectoryError: ``path`` is a folder or cannot be written.
     """
-    if path.is_dir() or not path.name:
+    if os.path.isdir(path) or not path.name:
         raise RunDirectoryError(
             f"{path} is a folder, and a page is a file; name one in it, as --out {path / 'page.html'}"
         )
     try:
+        with suppress(FileNotFoundError):
+            refuse_special(path)  # also a link that leads to itself
         write_durably(path, content, is_synced=False)
     except OSError as error:
         raise RunDirectoryError(
