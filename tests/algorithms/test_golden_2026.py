@@ -218,6 +218,22 @@ def test_fipo():
     assert found == approx([-1.1 * 1.1 * sqrt(3) * A / 4, 0.0, 0.9 * 0.9 * sqrt(0.375) * A / 4, 0.0])
 
 
+def test_vc_ppo():
+    """Lambda 0.95 for the policy, the mean of each answer, a clip of 0.2; three tokens earn 1, one earns 0.
+
+    Values 1/2, 1/4, 3/4 give errors -1/4, 1/2, 1/4, so the advantages are -1/4 + 0.95 * 0.7375 = 0.450625, 1/2 + 0.95 / 4
+    = 0.7375 and 1/4; that of the other answer is -1/2. Ratios 1.1, 3, 0.9 and 0.375: the second and the last are cut.
+    """
+    before = [[log(0.5), log(0.2), log(0.5)], [log(0.4), 0.0, 0.0]]
+    now = [[log(0.55), log(0.6), log(0.45)], [log(0.15), 0.0, 0.0]]
+    values = [[0.5, 0.25, 0.75], [0.5, 0.0, 0.0]]
+    batch = make_batch([1.0, 0.0], [[1, 1, 1], [1, 0, 0]], behavior=before, proximal=before, values=values)
+    loss, found = of("vc-ppo", batch, now)
+
+    assert found == approx([-1.1 * 0.450625 / 6, 0.0, -0.9 * 0.25 / 6, 0.0], abs=1e-15)
+    assert loss == approx(0.2 - 1.6056875 / 6)
+
+
 @pytest.mark.parametrize("name", ["m2po", "high-entropy", "clip-cov", "kl-cov", "bapo"])
 def test_a_choice_of_tokens_survives_rounding(name: str):
     """In float32, with micro-batches whose numbers are a rounding off those of the pass before, no token changes."""
