@@ -221,8 +221,9 @@ def test_fipo():
 def test_vc_ppo():
     """Lambda 0.95 for the policy, the mean of each answer, a clip of 0.2; three tokens earn 1, one earns 0.
 
-    Values 1/2, 1/4, 3/4 give errors -1/4, 1/2, 1/4, so the advantages are -1/4 + 0.95 * 0.7375 = 0.450625, 1/2 + 0.95 / 4
-    = 0.7375 and 1/4; that of the other answer is -1/2. Ratios 1.1, 3, 0.9 and 0.375: the second and the last are cut.
+    Values 1/2, 1/4, 3/4 give errors -1/4, 1/2, 1/4, so the advantages are -1/4 + 0.95 * 0.7375 = 0.450625,
+    1/2 + 0.95 / 4 = 0.7375 and 1/4; that of the other answer is -1/2. Ratios 1.1, 3, 0.9 and 0.375: the second and the
+    last are cut.
     """
     before = [[log(0.5), log(0.2), log(0.5)], [log(0.4), 0.0, 0.0]]
     now = [[log(0.55), log(0.6), log(0.45)], [log(0.15), 0.0, 0.0]]

@@ -17,11 +17,11 @@ from typing import Any, Literal, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as read_tensors
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ConfigError, ModelError, bounded, unknown
+from gnomon.core.tensor_files import write_in_order
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.quantized import KINDS, Kind, kind_of, layers_of
 from gnomon.models.token_strings import first_line
@@ -299,12 +299,14 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
         return None
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
-    named = {_saved_name(name): tensor.cpu() for name, tensor in tensors.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    named = {_saved_name(name): tensor.cpu() for name, tensor in ordered}
     trained_on = {"format": "pt", _BASE: kind_of(model) or "unquantized"}
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(named, folder / _WEIGHTS, trained_on)
+        # safetensors writes several texts of a header in any order, and a checkpoint's bytes are a run's.
+        write_in_order(folder / _WEIGHTS, named, iter(named.items()), trained_on)
         config.save_pretrained(folder)
 
     return write
