@@ -144,11 +144,14 @@ def xxh3() -> Any:
     return xxhash.xxh3_128()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan]) -> str:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan], metadata: Mapping[str, str] | None = None) -> str:
     """Write a new safetensors file and return its XXH3 (128 bits, hexadecimal), of what was to be written.
 
     Tensors may share memory and lie anywhere; each is written as it is here. What is lent is given back once it is
     written. Where a loan says at which row of a whole it begins, the header says so of each tensor.
+
+    Args:
+        metadata: Texts for the file's header.
 
     Raises:
         CheckpointError: The format does not have a type, or a tensor is named __metadata__.
@@ -157,7 +160,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Loan]) -> str:
     """
     # Large items first, so that each lies at a multiple of its size, as the format asks.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    return write_in_order(path, dict(ordered), iter(ordered))
+    return write_in_order(path, dict(ordered), iter(ordered), metadata)
 
 
 def write_in_order(

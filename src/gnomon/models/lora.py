@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ConfigError, ModelError, bounded, unknown
-from gnomon.core.tensor_files import write_in_order
+from gnomon.core.tensor_files import write_tensors
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.quantized import KINDS, Kind, kind_of, layers_of
 from gnomon.models.token_strings import first_line
@@ -299,14 +299,13 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
         return None
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    named = {_saved_name(name): tensor.cpu() for name, tensor in ordered}
+    named = {_saved_name(name): tensor.cpu() for name, tensor in tensors.items()}
     trained_on = {"format": "pt", _BASE: kind_of(model) or "unquantized"}
 
     def write(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # safetensors writes several texts of a header in any order, and a checkpoint's bytes are a run's.
-        write_in_order(folder / _WEIGHTS, named, iter(named.items()), trained_on)
+        write_tensors(folder / _WEIGHTS, named, trained_on)
         config.save_pretrained(folder)
 
     return write
