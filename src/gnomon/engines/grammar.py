@@ -55,6 +55,16 @@ class GrammarState:
             )
             raise EngineError(f"sampling.grammar ends in nothing after {len(tokens)} tokens of an answer: {why}")
 
+    def allowed(self, tokens: Sequence[int], words: int) -> NDArray[np.intp]:
+        """Return the tokens that may follow ``tokens``, in order; ``words`` as of `Grammar`.
+
+        Raises:
+            EngineError: As `fill`.
+        """
+        row = np.zeros(words, dtype=np.int32)
+        self.fill(tokens, row)
+        return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
@@ -119,9 +129,7 @@ class Grammar:
         random, state, answer = np.random.default_rng(seed), self.begin(), list[int]()
         closing, length = self._marks
         while len(answer) < _LONGEST:
-            row = np.zeros(self.words, dtype=np.int32)
-            state.fill(answer, row)
-            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            allowed = state.allowed(answer, self.words)
             if np.isin(self.stop_ids, allowed).any():
                 return [len(answer) + 1]
             if seed == 2 and any(self._ends(state, token) for token in allowed[length[allowed] == 1]):
@@ -226,12 +234,10 @@ def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
     for seed in range(_TRIALS):
         random, state, answer = np.random.default_rng(seed), GrammarState(start.deep_copy()), list[int]()
         while len(answer) < _TRIAL_TOKENS and not (answer and answer[-1] in stop_ids):
-            row = np.zeros(words, dtype=np.int32)
             try:
-                state.fill(answer, row)
+                answer.append(int(random.choice(state.allowed(answer, words))))
             except EngineError as error:
                 raise ConfigError(f"{said}: with this model's tokens {error}") from error
-            answer.append(int(random.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")))))
 
 
 @dataclass(frozen=True)
