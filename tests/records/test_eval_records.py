@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnomon.core.atomic_files import drop_step_files
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.eval_records import AnswerLog, EvalRecord, read_answered, write_answered
@@ -135,6 +136,6 @@ def test_later_evaluations_are_dropped(tmp_path: Path):
     log = AnswerLog(tmp_path)
     for step in (0, 4, 8):
         log.write(step, [ROW])
-    log.drop_after(4)
+    drop_step_files(tmp_path, "jsonl", 4)
 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000000.jsonl", "step-000004.jsonl"]

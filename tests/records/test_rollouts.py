@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.core.atomic_files import step_files
+from gnomon.core.atomic_files import drop_step_files, step_files
 from gnomon.core.errors import DatasetError
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.rollouts import RolloutLog, read_rollouts
@@ -90,11 +90,11 @@ def test_a_resume_removes_later_steps_and_torn_files(tmp_path: Path):
         log.write(step, [Group(TASK, (rollout(),))])
     (tmp_path / ".step-000005.jsonl.ab12.tmp").write_text("{")
     (tmp_path / "notes.txt").write_text("mine")
-    log.drop_after(2)
+    drop_step_files(tmp_path, "jsonl", 2)
 
     assert [step for step, _ in step_files(tmp_path, "jsonl")] == [1, 2]
     assert sorted(os.listdir(tmp_path)) == ["notes.txt", "step-000001.jsonl", "step-000002.jsonl"]
-    RolloutLog(tmp_path / "none").drop_after(2)
+    drop_step_files(tmp_path / "none", "jsonl", 2)
 
 
 def test_a_full_disk_costs_rollouts_and_not_the_run(tmp_path: Path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.forked import FORKS
 
+from gnomon.core.atomic_files import drop_step_files
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.rollouts import RolloutLog, read_rollouts
@@ -62,7 +63,7 @@ def test_a_hundred_kills_while_it_writes(tmp_path: Path):
         # As in a run: the newest checkpoint is some steps back.
         done = max(done, len(files) - 3)
         drop_after(metrics, done)
-        RolloutLog(folder).drop_after(done)
+        drop_step_files(folder, "jsonl", done)
         assert not any(folder.glob(".*"))
         assert len([*read_rows(metrics)]) == len([*folder.iterdir()]) == done
     assert torn > 0

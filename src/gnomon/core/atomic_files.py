@@ -188,6 +188,13 @@ def step_files(directory: Path, suffix: str) -> list[tuple[int, Path]]:
     return numbered(directory, rf"step-(\d+)\.{suffix}")
 
 
+def drop_step_files(directory: Path, suffix: str, step: int) -> None:
+    """Remove the files of steps after ``step``, which a run that resumes there will make again."""
+    for number, path in step_files(directory, suffix):
+        if number > step:
+            path.unlink()
+
+
 def write_page(path: Path, content: bytes) -> None:
     """Replace the file that a person named for a page.
 

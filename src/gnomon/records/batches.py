@@ -3,7 +3,7 @@
 import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.core.atomic_files import read_plain_text, step_files, write_durably
+from gnomon.core.atomic_files import read_plain_text, write_durably
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Batch
 from gnomon.records.jsonl import Warn, warn_on_stderr
@@ -82,12 +82,6 @@ class BatchLog:
             self.warn(f"the batch of step {step} cannot be kept in {self.directory}: {error}")
             return None
         return path
-
-    def drop_after(self, step: int) -> None:
-        """Remove the files of later steps, which a run that resumes at ``step`` will make again."""
-        for number, path in step_files(self.directory, "json"):
-            if number > step:
-                path.unlink()
 
 
 def write_batch(
@@ -323,26 +317,11 @@ def _check_sequence(sequence: Any) -> list[str]:
     for key in sequence.keys() - {*REQUIRED, *OPTIONAL}:
         near = difflib.get_close_matches(key, (*REQUIRED, *OPTIONAL), n=1, cutoff=0.8)
         problems += [f'"{key}" is not known; did you mean "{near[0]}"?'] if near else []
-    if not isinstance(sequence.get("prompt_id", ""), str | int) or isinstance(sequence.get("prompt_id"), bool):
-        problems.append(f'"prompt_id" should be a string, got {_show(sequence["prompt_id"])}')
-    for name in ("reward", "baseline", "bootstrap"):
-        if name in sequence and not _is_number(sequence[name]):
-            problems.append(f'"{name}" should be a finite number, got {_show(sequence[name])}')
-        elif name in sequence and abs(sequence[name]) > _FLOAT32:
+    for name, (fits, wanted) in _FORMS.items():
+        if name in sequence and not fits(sequence[name]):
+            problems.append(f'"{name}" should be {wanted}, got {_show(sequence[name])}')
+        elif name in ("reward", "baseline", "bootstrap") and abs(sequence.get(name, 0)) > _FLOAT32:
             problems.append(f'"{name}" should be at most {_FLOAT32:.3g} either way, got {_show(sequence[name])}')
-    if not isinstance(sequence.get("role", ""), str):
-        problems.append(f'"role" should be a string, got {_show(sequence["role"])}')
-    if not _is_name(sequence.get("rollout_id", 0)):
-        problems.append(f'"rollout_id" should be a whole number or a string, got {_show(sequence["rollout_id"])}')
-    found = sequence.get("component_rewards", [])
-    values = found.values() if isinstance(found, dict) else found
-    if not isinstance(found, dict | list) or not all(map(_is_number, values)):
-        problems.append(
-            f'"component_rewards" should be an object of names and finite numbers, or a list of these, got '
-            f"{_show(found)}"
-        )
-    if not isinstance(sequence.get("truncated", False), bool):
-        problems.append(f'"truncated" should be true or false, got {_show(sequence["truncated"])}')
     return problems + _check_arrays(sequence)
 
 
@@ -364,9 +343,7 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
             continue
         if len(array) != len(mask):
             problems.append(f'"{name}" has {len(array)} positions, and "mask" has {len(mask)}')
-        wanted, fits = "a finite number", _is_number
-        if name in NAMES:
-            wanted, fits = ("a whole number or a string", _is_name) if name == "state" else ("0, 1, ...", _is_count)
+        fits, wanted = _ELEMENTS.get(name, _NUMBER)
         problems += [
             f'"{name}" at position {position} should be {wanted}, got {_show(value)}'
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
@@ -441,8 +418,7 @@ def _check_components(content: Mapping[str, Any]) -> list[str]:
                 "missing reward is no 0"
             )
     given = content.get("component_weights", {})
-    weights = given.values() if isinstance(given, dict) else given
-    if not isinstance(given, dict | list) or not all(map(_is_number, weights)):
+    if not _are_numbers(given):
         return [*problems, f'"component_weights" should be an object of names and numbers, got {_show(given)}']
     fits = not given.keys() - components.keys() if isinstance(given, dict) else len(given) == len(components)
     if not fits:
@@ -469,6 +445,28 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def _are_numbers(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and all(map(_is_number, values))
+
+
+_Form = tuple[Callable[[Any], bool], str]
+_NUMBER: _Form = (_is_number, "a finite number")
+_FORMS: Mapping[str, _Form] = {
+    "prompt_id": (_is_name, "a string"),
+    "reward": _NUMBER,
+    "baseline": _NUMBER,
+    "bootstrap": _NUMBER,
+    "role": (lambda value: isinstance(value, str), "a string"),
+    "rollout_id": (_is_name, "a whole number or a string"),
+    "component_rewards": (_are_numbers, "an object of names and finite numbers, or a list of these"),
+    "truncated": (lambda value: isinstance(value, bool), "true or false"),
+}
+"""What holds of a field of a sequence, and how it is said."""
+_ELEMENTS: Mapping[str, _Form] = {"state": (_is_name, "a whole number or a string"), "turn": (_is_count, "0, 1, ...")}
+"""Likewise of an array's elements; others are numbers."""
 
 
 def _show(value: Any) -> str:

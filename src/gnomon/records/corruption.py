@@ -32,12 +32,12 @@ def damaged(run: RunDirectory, rollouts: int | None = None) -> dict[str, int]:
 
 def damaged_rows(path: Path) -> int:
     """Return how many lines of a file of rows are no object with the number of its step."""
-    return sum(not is_step((parsed(line) or {}).get("step")) for line in _lines(path) if line.endswith(b"\n"))
+    return sum(not is_step((parsed(line) or {}).get("step")) for line in lines_of(path) if line.endswith(b"\n"))
 
 
 def damaged_rollouts(path: Path) -> int:
     """Return how many lines of a rollout file are no rollout."""
-    return sum(rollout_row(line) is None for line in _lines(path))
+    return sum(rollout_row(line) is None for line in lines_of(path))
 
 
 def rollout_row(line: bytes) -> dict[str, Any] | None:
@@ -79,7 +79,8 @@ def in_words(found: Mapping[str, int]) -> str:
     return f"{listed} {'was' if sum(found.values()) == 1 else 'were'} passed over"
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, none where it cannot be read."""
     try:
         with open_plain(path) as file:
             yield from file

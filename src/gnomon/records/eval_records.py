@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnomon.core.atomic_files import read_plain, step_files, write_durably
+from gnomon.core.atomic_files import read_plain, write_durably
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.redaction import redacted
 from gnomon.core.statistics import maj_at_k, pass_at_k
@@ -127,12 +127,6 @@ class AnswerLog:
     def path(self, step: int) -> Path:
         """Return the file of the evaluation after ``step`` steps."""
         return self.directory / f"step-{step:06d}.jsonl"
-
-    def drop_after(self, step: int) -> None:
-        """Remove the files of later steps, which a run that resumes at ``step`` will make again."""
-        for number, path in step_files(self.directory, "jsonl"):
-            if number > step:
-                path.unlink()
 
 
 def write_answered(path: Path, rows: Sequence[EvalRecord]) -> None:

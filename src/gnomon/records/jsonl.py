@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -161,6 +161,19 @@ def is_step(value: object) -> TypeGuard[int]:
     (True, False, False)
     """
     return type(value) is int and 0 <= value < 10**12
+
+
+def budget_of(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return (allowed, spent) of tokens and of seconds, as far as an experiment limits them, by rows of metrics."""
+    plan = table.get("budget")
+    if not isinstance(plan, Mapping):
+        return []
+    tokens, seconds = (
+        [value for row in rows if is_number(value := row.get(name))]
+        for name in ("tokens/generated_total", "time/step_seconds")
+    )
+    pairs = ((plan.get("tokens"), max(tokens, default=0.0)), (plan.get("seconds"), sum(seconds)))
+    return [(float(most), float(spent)) for most, spent in pairs if is_number(most) and most > 0]
 
 
 def drop_after(path: Path, step: int) -> None:

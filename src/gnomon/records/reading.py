@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gnomon.core.atomic_files import numbered
 from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import RunDirectory, lock_owner
-from gnomon.records.jsonl import is_number, step_rows
+from gnomon.records.jsonl import budget_of, is_number, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 from gnomon.records.run_card import read_card
 
@@ -104,7 +104,8 @@ class RunRecord:
     def made_its_last(self) -> bool:
         """Return whether the metrics say that it made its last step, or spent its budget."""
         done = self.metrics()
-        return bool(done) and (done[-1]["step"] >= self.steps() or _is_spent(self.experiment().get("budget"), done))
+        is_spent = any(spent >= most for most, spent in budget_of(self.experiment(), done))
+        return bool(done) and (is_spent or done[-1]["step"] >= self.steps())
 
 
 def waste_cause(name: str) -> str:
@@ -134,13 +135,3 @@ def number(row: Mapping[str, Any], name: str) -> float | None:
     """Return the number ``name`` of a row that `is_number`, None where it has none."""
     value: Any = row.get(name)
     return float(value) if is_number(value) else None
-
-
-def _is_spent(budget: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the rows say that a budget of tokens or of seconds, as the experiment has it, is spent."""
-    if not isinstance(budget, Mapping):
-        return False
-    tokens = [spent for _, spent in column(rows, "tokens/generated_total")]
-    seconds = sum(spent for _, spent in column(rows, "time/step_seconds"))
-    pairs = ((budget.get("tokens"), max(tokens, default=0.0)), (budget.get("seconds"), seconds))
-    return any(isinstance(most, int | float) and 0 < most <= spent for most, spent in pairs)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from gnomon.core.atomic_files import open_plain, step_files, write_durably
+from gnomon.core.atomic_files import open_plain, write_durably
 from gnomon.core.errors import DatasetError
 from gnomon.core.redaction import redacted
 from gnomon.core.types import Batch, Ending, Grade, Group, Rollout
@@ -91,12 +91,6 @@ class RolloutLog:
             if self.lost == 0:
                 self.warn(f"{self.directory} cannot be written, the run goes on without its rollouts: {error}")
             self.lost += 1
-
-    def drop_after(self, step: int) -> None:
-        """Remove the files of later steps, which a run that resumes at ``step`` will make again."""
-        for number, path in step_files(self.directory, "jsonl"):
-            if number > step:
-                path.unlink()
 
 
 def read_rollouts(path: Path) -> Iterator[RecordedRollout]:

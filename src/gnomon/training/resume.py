@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from gnomon.config.experiment import Experiment
+from gnomon.core.atomic_files import drop_step_files
 from gnomon.core.errors import CheckpointError, RunDirectoryError
-from gnomon.records.batches import BatchLog
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.directory import RunDirectory
-from gnomon.records.eval_records import AnswerLog
 from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.reading import RunRecord
-from gnomon.records.rollouts import RolloutLog
 from gnomon.records.run_card import end_of
 
 
@@ -91,9 +89,8 @@ def rewind(directory: RunDirectory, at: ResumePoint) -> None:
         left.unlink(missing_ok=True)
     for path in (directory.metrics, directory.evaluations, directory.findings):
         drop_after(path, kept)
-    AnswerLog(directory.answers).drop_after(kept)
-    RolloutLog(directory.rollouts).drop_after(kept)
-    BatchLog(directory.batches).drop_after(kept)
+    for folder, suffix in ((directory.answers, "jsonl"), (directory.rollouts, "jsonl"), (directory.batches, "json")):
+        drop_step_files(folder, suffix, kept)
 
 
 def _refuse_lost(directory: RunDirectory, every: int, first: int) -> None:

@@ -4,11 +4,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from gnomon.core.atomic_files import read_plain
-from gnomon.records.corruption import BUDGET, chosen_rollouts, rollout_row
+from gnomon.records.corruption import BUDGET, chosen_rollouts, lines_of, rollout_row
 from gnomon.records.jsonl import is_number
 from gnomon.records.reading import RunRecord, column
 
@@ -82,7 +80,7 @@ def scan(record: RunRecord, metrics: Sequence[Mapping[str, Any]], budget: int = 
     counted = chosen_rollouts(record.files, budget)
     found = Scan(steps=len(read), of_steps=len(there))
     for step, path in read.items():
-        lines = _lines(path)
+        lines = list(lines_of(path))
         rows = [(place, row) for place, line in enumerate(lines) if (row := rollout_row(line)) is not None]
         found.damaged += (len(lines) - len(rows)) * (step in counted)
         _add(found, step, rows)
@@ -127,10 +125,3 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
             name = members[0][1]["task_id"]
             found.visits.setdefault(name, []).append(Visit(step, mean, value))
             found.questions.setdefault(name, members[0][1]["question"][:400])
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return read_plain(path).splitlines()
-    except OSError:
-        return []

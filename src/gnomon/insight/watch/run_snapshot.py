@@ -9,7 +9,7 @@ from gnomon.diagnosis import Finding
 from gnomon.insight.watch.files import Row
 from gnomon.insight.watch.samples import Samples
 from gnomon.records.directory import LockOwner
-from gnomon.records.jsonl import is_number, is_step
+from gnomon.records.jsonl import budget_of, is_step
 
 State = Literal["absent", "live", "finished", "stopped"]
 
@@ -97,7 +97,8 @@ class RunSnapshot:
     @property
     def steps(self) -> int:
         """Steps that the experiment asks for, 0 where it does not say."""
-        return asked_steps(self.table)
+        asked = self.table.get("steps")
+        return asked if is_step(asked) else 0
 
     @property
     def last(self) -> Row:
@@ -152,25 +153,6 @@ class RunSnapshot:
             return 0.0
         silent = self.now - self.written
         return silent if silent > max(_SILENT_SECONDS, _SILENT_STEPS * pace) else 0.0
-
-
-def asked_steps(table: Mapping[str, Any]) -> int:
-    """Return the steps of an experiment, 0 where it does not say."""
-    asked = table.get("steps")
-    return asked if is_step(asked) else 0
-
-
-def budget_of(table: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (allowed, spent) of tokens and of seconds, as far as the experiment limits them."""
-    plan = table.get("budget")
-    if not isinstance(plan, Mapping):
-        return []
-    last = rows[-1] if rows else {}
-    pairs = [
-        (plan.get("tokens"), last.get("tokens/generated_total", 0.0)),
-        (plan.get("seconds"), sum(row.get("time/step_seconds", 0.0) for row in rows)),
-    ]
-    return [(float(most), float(spent)) for most, spent in pairs if is_number(most) and most > 0]
 
 
 def ended(rows: Sequence[Row], table: Mapping[str, Any], checkpoints: Sequence[int]) -> State:

@@ -1,12 +1,12 @@
 """Whoever looks at a run again and again: each look reads what was added, and disturbs nobody."""
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gnomon.core.atomic_files import numbered
 from gnomon.core.tables import parse_toml
 from gnomon.diagnosis import Finding
 from gnomon.diagnosis.current_findings import read_current_findings
@@ -55,7 +55,7 @@ class Watcher:
             file.look()
         table, rows = self._table.look(), in_order(self._metrics.rows)
         self._look_at_samples(rows)
-        checkpoints = _published(self._files.checkpoints)
+        checkpoints = [step for step, _ in numbered(self._files.checkpoints, r"step-(\d+)")]
         return RunSnapshot(
             path=self.path,
             now=now,
@@ -148,14 +148,6 @@ def _table(content: bytes) -> Mapping[str, Any]:
         return parse_toml(content.decode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
-
-
-def _published(folder: Path) -> list[int]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d+)", name)))
 
 
 def _written(path: Path) -> float:
