@@ -17,6 +17,7 @@ from gnomon.diagnosis.doctor import Doctor
 from gnomon.diagnosis.recorded import replay
 from gnomon.diagnosis.rule import _remedies, remedy
 from gnomon.diagnosis.rules.pace import STAGES
+from gnomon.diagnosis.rules.trust import PARTS
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import JsonLines
 from gnomon.records.reading import RunRecord
@@ -192,6 +193,7 @@ def test_a_rule_says_where_it_comes_from(name):
 def test_every_remedy_is_asked_for_and_there():
     """remedies.toml has an entry for whatever a rule names, and no other."""
     named = {f"throughput.{stage}" for stage in STAGES} | {f"degenerate-groups.{w}" for w in ("alike", "easy", "hard")}
+    named |= {f"mismatch.{part}" for part in PARTS} | {f"length-reward.{w}" for w in ("longer", "shorter")}
     for name, rule in RULES.items():
         source = inspect.getsource(type(rule))
         named |= {name} if re.search(r"remedy\([^)]*self\.name", source) else set()

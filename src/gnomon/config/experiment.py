@@ -49,6 +49,8 @@ from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
 _KINDS = ("task.kind", "evaluation.task.kind")
+_FROM = ("continue_from", "rollouts_from")
+_MEASURED = 'max_staleness = "measured"'
 
 
 @dataclass(frozen=True)
@@ -236,28 +238,16 @@ class Experiment:
     @property
     def idle(self) -> tuple[str, ...]:
         """What is set and changes nothing in this run, in words."""
-        waiting: tuple[tuple[str, Any, tuple[str, ...], bool, str], ...] = (
-            (
-                "cluster",
-                self.cluster,
-                ("graders", "placement", "start_seconds"),
-                self.cluster.kind != "none",
-                "a cluster",
-            ),
-            ("staleness", self.staleness, ("stragglers",), self.staleness_bound > 0, "max_staleness above 0"),
-            (
-                "staleness",
-                self.staleness,
-                ("ess_floor", "limit"),
-                self.max_staleness == "measured",
-                'max_staleness = "measured"',
-            ),
-            ("engine", self.engine, ("kept_gib",), self.environment is not None, "an [environment]"),
+        waiting: tuple[tuple[str, Any, str, bool, str], ...] = (
+            ("cluster", self.cluster, "graders placement start_seconds", self.cluster.kind != "none", "a cluster"),
+            ("staleness", self.staleness, "stragglers", self.staleness_bound > 0, "max_staleness above 0"),
+            ("staleness", self.staleness, "ess_floor limit", self.max_staleness == "measured", _MEASURED),
+            ("engine", self.engine, "kept_gib", self.environment is not None, "an [environment]"),
         )
         return tuple(
             f"{place}.{name} = {getattr(section, name)!r} changes nothing without {needed}"
             for place, section, names, is_read, needed in waiting
-            for name in names
+            for name in names.split()
             if not is_read and getattr(section, name) != getattr(type(section), name)
         )
 
@@ -508,11 +498,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
 
 def to_toml(experiment: Experiment) -> str:
     """Return the fully resolved experiment as TOML; `load` of it is the same experiment."""
-    table: dict[str, Any] = {}
-    for f in fields(experiment):
-        value = getattr(experiment, f.name)
-        if f.name == "algorithm":
-            table[f.name] = algorithm_table(value)
+    table = {"algorithm": algorithm_table(experiment.algorithm)}
     table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
     try:
         return tomli_w.dumps(table)
@@ -571,13 +557,9 @@ def _hand_down(whole: dict[str, Any]) -> None:
 def anchored(experiment: Experiment) -> Experiment:
     """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
     table = tomllib.loads(to_toml(experiment))
-    table["model"] = _absolute(table["model"])
-    if "adapter" in table.get("lora", {}):
-        table["lora"]["adapter"] = _absolute(table["lora"]["adapter"])
-    if "continue_from" in table:
-        table["continue_from"] = _absolute(table["continue_from"])
-    if "rollouts_from" in table:
-        table["rollouts_from"] = _absolute(table["rollouts_from"])
+    for section, key in ((table, "model"), (table.get("lora", {}), "adapter"), *((table, k) for k in _FROM)):
+        if key in section:
+            section[key] = _absolute(section[key])
     table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])
     _anchor(table)
     return from_table(table).experiment

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from string import Template
 from typing import Any, ClassVar, Protocol
 
 from gnomon.core.types import Group, Rollout
@@ -60,14 +61,16 @@ def _remedies() -> dict[str, Any]:
     return tomllib.loads((files("gnomon.diagnosis") / "remedies.toml").read_text(encoding="utf-8"))
 
 
-def remedy(key: str) -> tuple[str, Sequence[str]]:
+def remedy(key: str, **words: object) -> tuple[str, Sequence[str]]:
     """Return what a finding usually means, and what to try, as ``remedies.toml`` has it.
 
     Args:
         key: The rule's name; where a rule has several findings, with a word more.
+        words: What stands there as ``$name``.
     """
     said = _remedies()[key]
-    return said["means"], tuple(said["try"])
+    means, *advice = (Template(text).safe_substitute(words) for text in (said["means"], *said["try"]))
+    return means, tuple(advice)
 
 
 def graded(value: float, warning: float, severe: float) -> Severity | None:

@@ -1,13 +1,16 @@
 """Held-out questions, asked through the same rollout as in training."""
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from gnomon.core.statistics import macro_interval, mean_interval
 from gnomon.core.types import Batch, Grade, Group, Rollout
@@ -114,6 +117,9 @@ class Evaluation:
         return {name: value for name, value in row.items() if is_kept.get(name, True)}
 
 
+_FORM = TypeAdapter(Evaluation)
+
+
 def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
     """Return the evaluations of a run's file, in order; lines that are none are passed over, as torn ones are."""
     return tuple(found for row in read_rows(path) if (found := _evaluation(row)) is not None)
@@ -121,22 +127,10 @@ def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
 
 def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     try:
-        scores = {name: EvalScore(**score) for name, score in row["scores"].items()}
-        intervals = {name: (low, high) for name, (low, high) in row.get("intervals", {}).items()}
-        slow, below = tuple(map(str, row.get("slow", ()))), [_evaluation(part) for part in row.get("parts", ())]
-        parts = tuple(part for part in below if part is not None)
-        own = {"scores": scores, "intervals": intervals, "answered": (), "slow": slow, "parts": parts}
-        found = Evaluation(**{**row, **own})
-        numbers = [*found.pass_at.values(), *found.maj_at.values(), *(v for s in scores.values() for v in astuple(s))]
-    except (TypeError, KeyError, AttributeError, ValueError):
+        found = _FORM.validate_json(json.dumps(row), strict=True)
+    except ValidationError:
         return None
-    numbers += [found.length_tokens_mean, found.truncated_fraction, found.seconds]
-    numbers += [end for interval in intervals.values() for end in interval]
-    numbers += [n for n in (found.loss_nats, found.perplexity) if n is not None]
-    counts = [found.step, found.prompts, found.samples, found.errors]
-    are_numbers = all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts)
-    are_texts = isinstance(found.task, str) and isinstance(found.drawn, str)
-    return found if scores and are_numbers and are_texts and len(parts) == len(below) else None
+    return found if all(each.scores for each in (found, *found.parts)) else None
 
 
 @dataclass(frozen=True)
@@ -254,11 +248,10 @@ class LikelihoodEvaluator:
         found = summarize(groups, step, held_out.name, 1)
         scores = {name: score for name, score in found.scores.items() if name != "reward"}
         seconds = time.perf_counter() - began
+        found = replace(found, scores=scores, pass_at={}, seconds=seconds)
         if self.source.generations > 1:
-            return replace(found, scores=scores, pass_at={}, seconds=seconds)
-        return replace(
-            found, scores=scores, pass_at={}, seconds=seconds, loss_nats=loss, perplexity=math.exp(min(loss, _MOST))
-        )
+            return found
+        return replace(found, loss_nats=loss, perplexity=math.exp(min(loss, _MOST)))
 
     async def _ranked(self, pairs: Sequence[Group], batch: Batch, on_group: Callable[[Group], None]) -> Sequence[Group]:
         """Return the chosen answers, graded by whether their score is the higher one, and by how much."""
@@ -300,8 +293,8 @@ def macro_average(parts: Sequence[Evaluation]) -> Evaluation:
         prompts=sum(part.prompts for part in parts),
         samples=max(part.samples for part in parts),
         scores=scores,
-        pass_at={name.removeprefix("pass@"): s.mean for name, s in macro.items() if name.startswith("pass@")},
-        maj_at={name.removeprefix("maj@"): s.mean for name, s in macro.items() if name.startswith("maj@")},
+        pass_at=_means_at("pass@", macro),
+        maj_at=_means_at("maj@", macro),
         length_tokens_mean=sum(p.length_tokens_mean * p.prompts * p.samples for p in parts) / max(samples, 1),
         truncated_fraction=sum(p.truncated_fraction * p.prompts * p.samples for p in parts) / max(samples, 1),
         errors=sum(part.errors for part in parts),
@@ -313,6 +306,10 @@ def macro_average(parts: Sequence[Evaluation]) -> Evaluation:
         drawn="; ".join(dict.fromkeys(part.drawn for part in parts)),
         parts=tuple(parts),
     )
+
+
+def _means_at(kind: str, curves: Mapping[str, EvalScore]) -> dict[str, float]:
+    return {name.removeprefix(kind): score.mean for name, score in curves.items() if name.startswith(kind)}
 
 
 def _value(part: Evaluation, name: str) -> float:
@@ -354,8 +351,8 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
         prompts=len(groups),
         samples=samples,
         scores=scores,
-        pass_at={name.removeprefix("pass@"): s.mean for name, s in curves.items() if name.startswith("pass@")},
-        maj_at={name.removeprefix("maj@"): s.mean for name, s in curves.items() if name.startswith("maj@")},
+        pass_at=_means_at("pass@", curves),
+        maj_at=_means_at("maj@", curves),
         length_tokens_mean=sum(len(r.response) for r in rollouts) / count,
         truncated_fraction=sum(r.is_truncated for r in rollouts) / count,
         errors=sum(r.grade.error is not None for r in rollouts),

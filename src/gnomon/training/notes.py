@@ -16,7 +16,7 @@ from gnomon.models.size import model_size
 GIB = 2**30
 _SHARE = 20
 """alpha times the longest answer that `lambda_note` proposes: lambda 0.95, the one that PPO uses for every answer."""
-_LEVELS: Mapping[corrections.Level, str] = {
+_LEVELS: Mapping[str, str] = {
     "token": "of each token",
     "sequence": "of the whole answer",
     "geometric": "of the answer, its tokens' geometric mean",
@@ -345,66 +345,47 @@ _GROUPS: Mapping[str, Callable[[Experiment, Costs], Iterator[str]]] = {
 }
 
 _DIVERGENCES = {"tv": "probability changed by", "kl": "KL of two outcomes, token or not, grew by"}
-_SENTENCES: Mapping[type, Callable[[Any], str]] = {
-    corrections.TruncatedIS: lambda c: (
-        f"Losses are multiplied by proximal / behavior {_LEVELS[c.level]}, at most {c.cap:g}."
-    ),
-    corrections.MaskedIS: lambda c: (
-        f"Losses are multiplied by proximal / behavior {_LEVELS[c.level]}, by 0 outside [{c.low:g}, {c.high:g}]."
-    ),
-    corrections.RejectionSampling: lambda c: (
-        f"What has proximal / behavior {_LEVELS[c.level]} outside [{c.low:g}, {c.high:g}] is left out."
-    ),
-    corrections.OffPolicyMask: lambda c: (
-        "Answers of negative advantage are left out once the policy has moved away from them by more than "
-        f"{c.threshold:g} nats a token."
-    ),
+_SENTENCES: Mapping[type, str | Callable[[Any], str]] = {
+    corrections.TruncatedIS: "Losses are multiplied by proximal / behavior {level}, at most {0.cap:g}.",
+    corrections.MaskedIS: "Losses are multiplied by proximal / behavior {level}, by 0 outside [{0.low:g}, {0.high:g}].",
+    corrections.RejectionSampling: "What has proximal / behavior {level} outside [{0.low:g}, {0.high:g}] is left out.",
+    corrections.OffPolicyMask: "Answers of negative advantage are left out once the policy has moved away from them by "
+    "more than {0.threshold:g} nats a token.",
     corrections.DivergenceMask: lambda c: (
         f"{'Tokens' if c.level == 'token' else 'Answers'} whose {_DIVERGENCES[c.divergence]} more than {c.threshold:g} "
         f"since they were sampled are left out{', if pushed further' if c.side == 'outward' else ''}."
     ),
-    corrections.SecondMomentMask: lambda c: (
-        "Tokens that moved furthest outward are left out until the others' mean squared log-ratio is at most "
-        f"{c.budget:g}."
-    ),
-    corrections.EntropyMask: lambda c: f"Only the {c.share:.0%} of an update's tokens of highest entropy are trained.",
-    corrections.CovarianceMask: lambda c: (
-        f"{c.share:.2%} of an update's tokens, drawn among those whose covariance of log-probability and advantage is "
-        f"between {c.low:g} and {c.high:g}, are left out."
-    ),
-    corrections.FutureInfluence: lambda c: (
-        f"Losses are multiplied by how far the policy moved along with what follows, within [{c.low:g}, {c.high:g}]."
-    ),
-    corrections.Capped: lambda c: (
-        "Losses are multiplied by proximal / behavior of each token, or less, so that current / behavior counts at "
-        f"most {c.cap:g}."
-    ),
-    regularizers.Kl: lambda r: f"{r.coefficient:g} times KL(current, {r.anchor}) is added, estimated by {r.estimator}.",
+    corrections.SecondMomentMask: "Tokens that moved furthest outward are left out until the others' mean squared "
+    "log-ratio is at most {0.budget:g}.",
+    corrections.EntropyMask: "Only the {0.share:.0%} of an update's tokens of highest entropy are trained.",
+    corrections.CovarianceMask: "{0.share:.2%} of an update's tokens, drawn among those whose covariance of "
+    "log-probability and advantage is between {0.low:g} and {0.high:g}, are left out.",
+    corrections.FutureInfluence: "Losses are multiplied by how far the policy moved along with what follows, within "
+    "[{0.low:g}, {0.high:g}].",
+    corrections.Capped: "Losses are multiplied by proximal / behavior of each token, or less, so that "
+    "current / behavior counts at most {0.cap:g}.",
+    regularizers.Kl: "{0.coefficient:g} times KL(current, {0.anchor}) is added, estimated by {0.estimator}.",
     regularizers.EssKl: lambda r: (
         f"KL(current, {r.anchor}) is added, times 1 - e, e the effective sample size: nothing on-policy; "
         + ("exact." if r.estimator == "exact" else f"estimated by {r.estimator}.")
     ),
-    regularizers.CovarianceKl: lambda r: (
-        f"{r.coefficient:g} times |log-ratio| is added for the {r.share:.2%} of an update's tokens whose covariance of "
-        "log-probability and advantage is highest."
-    ),
+    regularizers.CovarianceKl: "{0.coefficient:g} times |log-ratio| is added for the {0.share:.2%} of an update's "
+    "tokens whose covariance of log-probability and advantage is highest.",
     regularizers.Entropy: lambda r: (
         f"{abs(r.coefficient):g} times the entropy is {'subtracted' if r.coefficient > 0 else 'added, which sharpens'}."
     ),
-    regularizers.PositiveNll: lambda r: (
-        f"{r.coefficient:g} times the mean negative log-likelihood of answers rewarded above {r.above:g} is added."
-    ),
-    regularizers.SelfImitation: lambda r: (
-        f"{r.coefficient:g} times the negative log-likelihood of answers is added, weighed by how far they exceed the "
-        "critic's value."
-    ),
+    regularizers.PositiveNll: "{0.coefficient:g} times the mean negative log-likelihood of answers rewarded above "
+    "{0.above:g} is added.",
+    regularizers.SelfImitation: "{0.coefficient:g} times the negative log-likelihood of answers is added, weighed by "
+    "how far they exceed the critic's value.",
 }
 
 
 def _said_of(piece: object) -> str:
     """Return the sentence of a correction or regularizer; one that is not ours is shown as it was written."""
-    sentence = _SENTENCES.get(type(piece))
-    return f"{piece!r} is applied." if sentence is None else sentence(piece)
+    sentence = _SENTENCES.get(type(piece), "{0!r} is applied.")
+    level = _LEVELS.get(getattr(piece, "level", ""), "")
+    return sentence.format(piece, level=level) if isinstance(sentence, str) else sentence(piece)
 
 
 def _is_off(regularizer: object) -> bool:

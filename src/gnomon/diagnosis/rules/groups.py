@@ -140,9 +140,7 @@ class AllWrong:
             began[0][0],
             f"not one of {answers:,} answers has earned anything in the first {len(began)} steps",
             {"all_wrong": 1.0, "reward": 0.0},
-            "The reward or the environment may never give any, or right answers are not recognized. Nothing is learned "
-            "where nothing succeeds.",
-            remedy("degenerate-groups.hard")[1][:2],
+            *remedy("all-wrong.start"),
             one_a_prompt,
         )
 

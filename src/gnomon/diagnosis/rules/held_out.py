@@ -93,13 +93,7 @@ class HeldOutLoss:
             best[0],
             f"the held-out loss is {loss:.4g} nats a token after step {step}, and was {best[1]:.4g} after {best[0]}",
             {"loss": loss, "lowest": best[1], "lowest_step": best[0], "at_first": found[0][1], "training": trained},
-            f"The rows are learned by heart: the training loss is {trained:.4g}, and rows that were not trained on "
-            "become unlikelier. Each further step makes the model worse at them.",
-            (
-                f"go back to the checkpoint near step {best[0]} (RUN/checkpoints)",
-                "train for fewer epochs: epochs = 1, or steps",
-                "more rows, a lower learner.optimizer.learning_rate, or adapters (lora = {})",
-            ),
+            *remedy(self.name, loss=f"{trained:.4g}", step=best[0]),
         )
 
 

@@ -182,9 +182,7 @@ class Clipping:
                 f"the clip never opens: {percent(outside)} of tokens are outside of the band, of at most "
                 f"{percent(movable)}",
                 evidence,
-                "After the first update of a step nearly every ratio is outside of the band, so the others teach "
-                "hardly anything: the band is far too narrow for these updates, or the updates far too large.",
-                _ADVICE_NARROW,
+                *remedy("clip-fraction.shut"),
             )
         severity = graded(clipped, self.warning, self.severe)
         low, high = history.mean(CLIPPED_LOW, self.window) or 0.0, history.mean(CLIPPED_HIGH, self.window) or 0.0
@@ -195,9 +193,7 @@ class Clipping:
                 points[0][0],
                 f"{percent(clipped)} of tokens are clipped ({percent(low)} below, {percent(high)} above)",
                 sides,
-                "Each step moves the policy further than the band trusts: much of what was sampled and computed is "
-                "thrown away.",
-                _ADVICE_NARROW,
+                *remedy(self.name),
             )
         return self._silent(history, sides, (low, high))
 
@@ -211,9 +207,7 @@ class Clipping:
                 f"tokens are clipped {side} the band {max(sides) / max(min(sides), 1e-6):.1f} times as often as on its "
                 "other side",
                 evidence,
-                "Pushing down and pushing up are not bounded alike. Clipped above, rare tokens cannot grow; clipped "
-                "below, unwanted ones are pushed no further.",
-                (f"widen that side: algorithm.surrogate.trust.{key}",),
+                *remedy("clip-fraction.side", side=key),
             )
         unused = history.latest(OUTSIDE, self.idle)
         if unused and all(value == 0 for value in values(unused)):
@@ -225,11 +219,3 @@ class Clipping:
                 *remedy("clip-fraction.idle"),
             )
         return None
-
-
-_ADVICE_NARROW = (
-    "lower learner.optimizer.learning_rate",
-    "fewer updates a step: algorithm.updates.minibatches, algorithm.updates.epochs",
-    "widen algorithm.surrogate.trust.low and .high; 0.2 is usual for ratios of tokens, 3e-4 for those of sequences",
-    "lower max_staleness",
-)

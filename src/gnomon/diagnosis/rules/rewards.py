@@ -59,12 +59,7 @@ class DominantPart:
             f"'{largest}' decides {percent(others[largest])} of what rewards differ by, '{first}' "
             f"{percent(max(0.0, shares.get(first, 0.0)))} (its mean is {solved:.3g})",
             {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved},
-            f"The policy is taught '{largest}'. If that is the easier of the two, '{first}' is never learned.",
-            (
-                f"lower the weight of '{largest}' in [[rewards]]",
-                f"pay '{largest}' only where '{first}' is right, in one function",
-                'algorithm.keep = {piece = "Informative", part = "' + first + '"}: train on prompts that differ in it',
-            ),
+            *remedy(self.name, largest=largest, first=first),
             everybody,
         )
 
@@ -218,12 +213,7 @@ class RewardFalls:
             last[0][0],
             f"the reward fell from {mean(best):.3g} ({steps}) to {mean(last):.3g}",
             {"reward": mean(last), "best": mean(best)},
-            "The policy has been damaged: updates were too large, or it went where the reward no longer reaches.",
-            (
-                "lower learner.optimizer.learning_rate (a tenth)",
-                f"go on from a checkpoint of step {best[-1][0]} or before (RUN/checkpoints; checkpoints.keep_every)",
-                "look at entropy-collapse, effective-sample-size and mismatch for what came first",
-            ),
+            *remedy(self.name, step=best[-1][0]),
             one_a_prompt,
         )
 

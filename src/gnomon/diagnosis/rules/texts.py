@@ -65,15 +65,7 @@ class LengthReward:
             f"{what} answers earn more (rank correlation {goes_with:.2f}); the mean length went from {began:.1f} to "
             f"{now:.1f} tokens",
             {"correlation": goes_with, "length_tokens": now, "at_first_tokens": began, "truncated": cut},
-            f"The reward pays for {what} answers, whether it was meant to or not, and the policy has noticed."
-            if is_longer
-            else "Short answers are paid more than long ones: right ones may be, or the reward punishes thinking.",
-            (
-                "read the samples, sorted by length: is what was added worth anything?",
-                "take length out of the reward, or out of the verifier's extraction (the last number of a long answer)",
-                'algorithm = "dr-grpo" or algorithm.aggregate = "TokenMean": a loss that does not favor long answers',
-                'algorithm.overlong = {piece = "OverlongPenalty"}: a penalty near the budget',
-            ),
+            *remedy(f"length-reward.{what}"),
             _longest if is_longer else _shortest,
         )
 
@@ -133,13 +125,7 @@ class Truncation:
             points[0][0],
             f"{percent(share)} of answers are cut off at {facts.budget or 'the'} tokens{said}",
             evidence,
-            "The budget is too small for these answers: what would have been right is judged unfinished, and the "
-            "policy is taught to be brief rather than right.",
-            (
-                f"raise sampling.max_completion_length (now {facts.budget})",
-                "algorithm.mask_truncated = true leaves truncated answers out of the loss",
-                "ask for shorter answers in system, or let the model learn its stop token first",
-            ),
+            *remedy(self.name, budget=facts.budget),
             _truncated,
         )
 

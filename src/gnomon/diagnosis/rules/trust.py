@@ -105,20 +105,8 @@ class EngineMismatch:
             f"engine and learner are {now:.3g} nats a token apart"
             + (f", most of it by {largest} ({known[largest]:.3g} nats)" if largest else ""),
             {"k3_nats": now, "at_first_nats": began, **{f"{part}_nats": value for part, value in known.items()}},
-            "What is trained is not what answered: ratios that should be 1 are not, and the gradient is biased even "
-            "where nothing is clipped.",
-            (*_MISMATCH_ADVICE.get(largest, ()), 'algorithm.correction = "TruncatedIS" weighs what is left'),
+            *remedy(f"mismatch.{largest}" if largest else self.name),
         )
-
-
-_MISMATCH_ADVICE = {
-    "staleness": ('lower max_staleness, or max_staleness = "measured"', "lower learner.optimizer.learning_rate"),
-    "truncation": (
-        "sampling.top_p = 1, sampling.top_k = 0, sampling.min_p = 0 and no sampling.grammar: sample what is trained",
-    ),
-    "engine": ('engine.kind = "local", or another version of the engine', 'learner.precision = "fp32", to compare'),
-    "precision": ('engine.rounding = "none"', 'engine.rounding = "fp8" in place of "int4"'),
-}
 
 
 @dataclass(frozen=True)

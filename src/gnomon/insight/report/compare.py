@@ -25,50 +25,6 @@ _SMOOTHED = 5
 
 
 @dataclass(frozen=True)
-class ComparisonLine:
-    """One run in the table.
-
-    Attributes:
-        color: The number of its curves' color.
-        score: Name of its held-out score, with a digest of the reward where runs have different ones of that name.
-        held_out: Mean held-out reward at its last evaluation.
-        interval: The 95% interval of `held_out`.
-    """
-
-    name: str
-    color: int
-    algorithm: str
-    done: int
-    state: str
-    score: str
-    before: str
-    held_out: str
-    interval: str
-    reward: str
-    tokens: str
-    wasted: str
-    time: str
-
-
-@dataclass(frozen=True)
-class ComparedRuns:
-    """What the page of several runs says.
-
-    Attributes:
-        damaged: A sentence for each run of which lines were passed over.
-        settings: Key, and its value in each run, where they are not all the same.
-    """
-
-    names: Sequence[str]
-    lines: Sequence[ComparisonLine]
-    verdict: str
-    damaged: Sequence[str]
-    panels: Sequence[Panel]
-    settings: Sequence[tuple[str, Sequence[str]]]
-    machines: Sequence[tuple[str, Sequence[str]]]
-
-
-@dataclass(frozen=True)
 class _Run:
     name: str
     record: RunRecord
@@ -77,8 +33,12 @@ class _Run:
     experiment: Mapping[str, Any]
 
 
-def compared(records: Sequence[RunRecord]) -> ComparedRuns:
-    """Return what there is to say of the runs together."""
+def compared(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what the page says of several runs, by name.
+
+    ``damaged`` has a sentence for each run of which lines were passed over; ``settings`` and ``machines`` have what is
+    not the same everywhere, with its value in each run.
+    """
     names = distinct([record.path for record in records])
     runs = [
         _Run(name, record, record.metrics(), read_evaluations(record.files.evaluations), record.experiment())
@@ -86,16 +46,18 @@ def compared(records: Sequence[RunRecord]) -> ComparedRuns:
     ]
     experiments = [flat(run.experiment) for run in runs]
     machines = [dict(facts.card_rows(run.record.card())) for run in runs]
-    return ComparedRuns(
-        names=names,
-        lines=[_line(run, place, _score_name(run, runs)) for place, run in enumerate(runs)],
-        verdict=_verdict(runs),
+    return {
+        "names": names,
+        "lines": [_line(run, place, _score_name(run, runs)) for place, run in enumerate(runs)],
+        "verdict": _verdict(runs),
         # Rollouts are not looked at on this page.
-        damaged=[f"{run.name}: {in_words(found)}" for run in runs if (found := damaged(run.record.files, rollouts=0))],
-        panels=_panels(runs),
-        settings=_unlike(experiments),
-        machines=[(key, values) for key, values in _unlike(machines) if key not in ("Started", "Sessions")],
-    )
+        "damaged": [
+            f"{run.name}: {in_words(found)}" for run in runs if (found := damaged(run.record.files, rollouts=0))
+        ],
+        "panels": _panels(runs),
+        "settings": _unlike(experiments),
+        "machines": [(key, values) for key, values in _unlike(machines) if key not in ("Started", "Sessions")],
+    }
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
@@ -151,28 +113,29 @@ def _score_name(run: _Run, runs: Sequence[_Run]) -> str:
     return f"{name} ({own})" if own and len(set(every)) > 1 else name
 
 
-def _line(run: _Run, place: int, score: str) -> ComparisonLine:
+def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
+    """Return the row of a run: the number of its curves' color, and its cells."""
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
     few = max(1, min(10, len(rewards) // 4))
     tokens = facts.total(run.rows, "tokens/generated")
     wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
     algorithm = run.experiment.get("algorithm")
-    return ComparisonLine(
-        name=run.name,
-        color=place % 8 + 1,
-        algorithm=str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",
-        done=run.rows[-1]["step"] if run.rows else 0,
-        state=run.record.state(),
-        score=score,
-        before="-" if first is None else f"{first.headline.mean:.3f}",
-        held_out="-" if last is None else f"{last.headline.mean:.3f}",
-        interval="" if last is None else f"{last.headline.low:.3f} to {last.headline.high:.3f}",
-        reward=f"{sum(rewards[-few:]) / few:.3f}" if rewards else "-",
-        tokens=f"{tokens:,.0f}",
-        wasted=f"{wasted:.0%}" if tokens > 0 else "-",
-        time=duration(facts.worked_seconds(run.rows)),
-    )
+    return {
+        "name": run.name,
+        "color": place % 8 + 1,
+        "algorithm": str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",
+        "done": run.rows[-1]["step"] if run.rows else 0,
+        "state": run.record.state(),
+        "score": score,
+        "before": "-" if first is None else f"{first.headline.mean:.3f}",
+        "held_out": "-" if last is None else f"{last.headline.mean:.3f}",
+        "interval": "" if last is None else f"{last.headline.low:.3f} to {last.headline.high:.3f}",
+        "reward": f"{sum(rewards[-few:]) / few:.3f}" if rewards else "-",
+        "tokens": f"{tokens:,.0f}",
+        "wasted": f"{wasted:.0%}" if tokens > 0 else "-",
+        "time": duration(facts.worked_seconds(run.rows)),
+    }
 
 
 def _verdict(runs: Sequence[_Run]) -> str:

@@ -9,8 +9,8 @@ from gnomon.core.atomic_files import real_path
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
 from gnomon.insight.report.plots import POLICY, STALENESS
-from gnomon.insight.report.prompts import PromptTable, prompts_of
-from gnomon.insight.report.scan import Scan, reward_intervals, scan
+from gnomon.insight.report.prompts import prompts_of
+from gnomon.insight.report.scan import reward_intervals, scan
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
@@ -39,42 +39,10 @@ class Part:
     panels: Sequence[curves.Panel]
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """What the page of a run says. Sentences and numbers are ready to be read; text is not escaped."""
+def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> dict[str, Any]:
+    """Return what the page says of a run, by name; all of its files are read, and none has to be there.
 
-    name: str
-    state: str
-    done: int
-    steps: int
-    model: str
-    task: str
-    algorithm: str
-    paper: str
-    verdict: str
-    figures: Sequence[Figure]
-    damaged: str
-    ended: str
-    findings: Sequence[Finding]
-    parts: Sequence[Part]
-    events: Sequence[tuple[int, str, str]]
-    prompts: PromptTable
-    time: Sequence[facts.Share]
-    time_panels: Sequence[curves.Panel]
-    waste: Sequence[facts.Share]
-    waste_panels: Sequence[curves.Panel]
-    preset: str | None
-    changed: Sequence[facts.SettingDifference]
-    set_here: Sequence[facts.SettingDifference]
-    experiment: str
-    card: Sequence[tuple[str, str]]
-    metrics: Sequence[curves.MeasuredCurves]
-    scan: Scan
-    record: RunRecord
-
-
-def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool = False) -> RunReport:
-    """Return what there is to say of the run; all of its files are read, and none has to be there.
+    Sentences and numbers are ready to be read; text is not escaped.
 
     Args:
         is_over: It has just ended, though its process still holds it.
@@ -95,36 +63,35 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
         Part("policy", "Policy and optimizer", curves.panels_of(rows, POLICY, plain)),
         Part("staleness", "Staleness and mismatch", curves.panels_of(rows, STALENESS, plain)),
     ]  # fmt: skip
-    return RunReport(
-        name=real_path(record.path).name,
-        state=("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
-        done=done,
-        steps=record.steps(),
-        model=Path(str(experiment.get("model", "a model"))).name,
-        task=facts.task_name(experiment),
-        algorithm=str(named.get("name", "an algorithm")),
-        paper=str(named.get("paper", "")),
-        verdict=verdict(evaluations),
-        figures=figures(rows, evaluations),
-        damaged=in_words(damaged(record.files, seen.damaged)),
-        ended=end_of(record.card()),
-        findings=sorted(findings, key=lambda f: (-SEVERITIES.index(f.severity), f.first_step))[:_MOST_FINDINGS],
-        parts=[part for part in parts if part.panels],
-        events=_events(evaluations, checkpoints, findings),
-        prompts=prompts_of(seen),
-        time=facts.time_shares(rows),
-        time_panels=curves.time_panels(rows, plain),
-        waste=facts.waste_shares(rows),
-        waste_panels=curves.waste_panels(rows, plain),
-        preset=preset,
-        changed=changed,
-        set_here=facts.default_differences(experiment),
-        experiment=facts.experiment_text(record),
-        card=facts.card_rows(record.card()),
-        metrics=curves.everything(rows),
-        scan=seen,
-        record=record,
-    )
+    return {
+        "name": real_path(record.path).name,
+        "state": ("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
+        "done": done,
+        "steps": record.steps(),
+        "model": Path(str(experiment.get("model", "a model"))).name,
+        "task": facts.task_name(experiment),
+        "algorithm": str(named.get("name", "an algorithm")),
+        "paper": str(named.get("paper", "")),
+        "verdict": verdict(evaluations),
+        "figures": figures(rows, evaluations),
+        "damaged": in_words(damaged(record.files, seen.damaged)),
+        "ended": end_of(record.card()),
+        "findings": sorted(findings, key=lambda f: (-SEVERITIES.index(f.severity), f.first_step))[:_MOST_FINDINGS],
+        "parts": [part for part in parts if part.panels],
+        "events": _events(evaluations, checkpoints, findings),
+        "prompts": prompts_of(seen),
+        "time": facts.time_shares(rows),
+        "time_panels": curves.time_panels(rows, plain),
+        "waste": facts.waste_shares(rows),
+        "waste_panels": curves.waste_panels(rows, plain),
+        "preset": preset,
+        "changed": changed,
+        "set_here": facts.default_differences(experiment),
+        "experiment": facts.experiment_text(record),
+        "card": facts.card_rows(record.card()),
+        "metrics": curves.everything(rows),
+        "scan": seen,
+    }
 
 
 def verdict(evaluations: Sequence[Evaluation]) -> str:

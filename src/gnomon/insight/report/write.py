@@ -117,7 +117,7 @@ def run_page(record: RunRecord, is_over: bool = False) -> str:
     page = ""
     for most, each in _ROOM:
         reader = Reader(record, vocabulary, algorithm, most, each)
-        shelves = reader.shelves(run.scan)
+        shelves = reader.shelves(run["scan"])
         page = _page("run.html", {"run": run, "shelves": shelves, "colorings": colorings(shelves)})
         if len(page.encode()) <= LARGEST:
             break

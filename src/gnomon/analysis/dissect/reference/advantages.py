@@ -7,10 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gnomon.analysis.dissect.reference.arrays import Response, Vector
+from gnomon.analysis.dissect.reference.arrays import Response, Vector, known
 
 Credit = Callable[[Sequence[Response]], list[Vector]]
 Lambdas = Callable[[Sequence[Response]], list[float]]
+
+
+def by_response(number: Callable[[Response, Sequence[Response]], float]) -> Credit:
+    """Return the advantages where a response has one number for all its tokens, worked out from it and the others."""
+    return lambda responses: _everywhere([number(response, responses) for response in responses], responses)
 
 
 def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) -> Credit:
@@ -18,15 +23,16 @@ def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) 
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
         everything = [r.reward for r in responses if r.is_graded]
-        numbers = []
-        for response in responses:
+
+        def number(response: Response, responses: Sequence[Response]) -> float:
             members = _siblings(response, responses)
             centered = response.reward - math.fsum(members) / max(len(members), 1)
             if not response.is_graded or max(members) == min(members):
                 centered = 0.0
             spread = {"group": members, "batch": everything, "none": []}[scale]
-            numbers.append(centered / (_deviation(spread) + epsilon) if scale != "none" else centered)
-        return _everywhere(numbers, responses)
+            return centered / (_deviation(spread) + epsilon) if scale != "none" else centered
+
+        return by_response(number)(responses)
 
     return credit
 
@@ -34,25 +40,20 @@ def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) 
 def over_mean(epsilon: float = 1e-6) -> Credit:
     """(r - mean of the group) / (mean + epsilon) (MaxRL); 0 where the mean is not positive and in equal groups."""
 
-    def credit(responses: Sequence[Response]) -> list[Vector]:
-        numbers = []
-        for response in responses:
-            members = _siblings(response, responses)
-            mean = math.fsum(members) / len(members)
-            counts = response.is_graded and mean > 0 and max(members) > min(members)
-            numbers.append((response.reward - mean) / (mean + epsilon) if counts else 0.0)
-        return _everywhere(numbers, responses)
+    def number(response: Response, responses: Sequence[Response]) -> float:
+        members = _siblings(response, responses)
+        mean = math.fsum(members) / len(members)
+        counts = response.is_graded and mean > 0 and max(members) > min(members)
+        return (response.reward - mean) / (mean + epsilon) if counts else 0.0
 
-    return credit
+    return by_response(number)
 
 
-def lead_over_second(responses: Sequence[Response]) -> list[Vector]:
+@by_response
+def lead_over_second(response: Response, responses: Sequence[Response]) -> float:
     """The best reward of the group minus that of the others, for whoever has it; 0 in a group of one (pass@k)."""
-    numbers = []
-    for i, response in enumerate(responses):
-        others = [r.reward for j, r in enumerate(responses) if j != i and r.is_graded and r.group == response.group]
-        numbers.append(max(response.reward - max(others), 0.0) if others and response.is_graded else 0.0)
-    return _everywhere(numbers, responses)
+    others = [r.reward for r in responses if r is not response and r.is_graded and r.group == response.group]
+    return max(response.reward - max(others), 0.0) if others and response.is_graded else 0.0
 
 
 def accepted(best: bool = False) -> Credit:
@@ -85,30 +86,27 @@ def leave_one_out(kl: float) -> Credit:
     """x - mean of the others, x = r - kl sum_t log(proximal / reference) (section 8.2)."""
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
-        shaped = [r.reward - kl * float(np.sum(r.penalty)) for r in responses]
-        numbers = []
-        for i, response in enumerate(responses):
-            others = [
-                shaped[j]
-                for j, other in enumerate(responses)
-                if j != i and other.is_graded and other.group == response.group
-            ]
-            numbers.append(shaped[i] - math.fsum(others) / len(others) if others and response.is_graded else 0.0)
-        return _everywhere(numbers, responses)
+        shaped = [replace(r, reward=r.reward - kl * float(np.sum(r.penalty))) for r in responses]
+        return over_others(shaped)
 
     return credit
 
 
-def length_weighted(responses: Sequence[Response]) -> list[Vector]:
+@by_response
+def over_others(response: Response, responses: Sequence[Response]) -> float:
+    """x - mean of the others of the group; 0 in a group of one."""
+    others = [r.reward for r in responses if r is not response and r.is_graded and r.group == response.group]
+    return response.reward - math.fsum(others) / len(others) if others and response.is_graded else 0.0
+
+
+@by_response
+def length_weighted(response: Response, responses: Sequence[Response]) -> float:
     """x - sum l x / sum l over the group, l the trained tokens (section 8.3); 0 for equal rewards."""
-    numbers = []
-    for response in responses:
-        group = [r for r in responses if r.is_graded and r.group == response.group]
-        tokens = sum(len(r) for r in group)
-        differs = len({r.reward for r in group}) > 1
-        baseline = math.fsum(len(r) * r.reward for r in group) / max(tokens, 1)
-        numbers.append(response.reward - baseline if differs and response.is_graded else 0.0)
-    return _everywhere(numbers, responses)
+    group = [r for r in responses if r.is_graded and r.group == response.group]
+    tokens = sum(len(r) for r in group)
+    differs = len({r.reward for r in group}) > 1
+    baseline = math.fsum(len(r) * r.reward for r in group) / max(tokens, 1)
+    return response.reward - baseline if differs and response.is_graded else 0.0
 
 
 def of_least_variance(responses: Sequence[Response]) -> list[Vector]:
@@ -120,8 +118,8 @@ def of_least_variance(responses: Sequence[Response]) -> list[Vector]:
     gains = [np.array([math.fsum(r.earned[t:]) for t in range(len(r))]) for r in responses]
     weights = []
     for r in responses:
-        assert r.sharpened is not None, "this oracle needs log-probabilities at half the temperature"
-        others = np.exp(2 * r.proximal - r.sharpened) * -np.expm1(r.sharpened)
+        sharpened = known(r.sharpened, "log-probabilities at half the temperature")
+        others = np.exp(2 * r.proximal - sharpened) * -np.expm1(sharpened)
         weights.append(np.cumsum(np.expm1(r.proximal) ** 2 + others))
     found = []
     for i, response in enumerate(responses):
@@ -160,7 +158,7 @@ def tracked(epsilon: float = 1e-8) -> Credit:
     """r - v, then less the mean and over (sample deviation + epsilon) of all responses (section 6.2)."""
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
-        raw = [response.reward - _baseline(response) for response in responses]
+        raw = [response.reward - known(response.baseline, "the prompt's baseline") for response in responses]
         graded = [a for a, response in zip(raw, responses, strict=True) if response.is_graded]
         if len(graded) > 1:
             mean, deviation = math.fsum(graded) / len(graded), _deviation(graded)
@@ -171,9 +169,10 @@ def tracked(epsilon: float = 1e-8) -> Credit:
     return credit
 
 
-def over_optimum(responses: Sequence[Response]) -> list[Vector]:
+@by_response
+def over_optimum(response: Response, responses: Sequence[Response]) -> float:
     """r - V*, with V* of the prompt in ``baseline`` (section 8.4)."""
-    return _everywhere([response.reward - _baseline(response) for response in responses], responses)
+    return response.reward - known(response.baseline, "the prompt's baseline")
 
 
 def whitened(inner: Credit, skip_degenerate: bool = False, epsilon: float = 1e-8) -> Credit:
@@ -235,7 +234,8 @@ def per_reward(inner: Credit) -> Credit:
     def credit(responses: Sequence[Response]) -> list[Vector]:
         total = [np.zeros(len(r)) for r in responses]
         for c, weight in enumerate(responses[0].component_weights):
-            alone = [replace(r, reward=float(_components(r)[c]) if r.is_graded else 0.0) for r in responses]
+            parts = [known(r.components, "each reward by itself")[c] if r.is_graded else 0.0 for r in responses]
+            alone = [replace(r, reward=float(part)) for r, part in zip(responses, parts, strict=True)]
             total = [sum_so_far + weight * each for sum_so_far, each in zip(total, inner(alone), strict=True)]
         return total
 
@@ -291,26 +291,15 @@ def gae(lambdas: Lambdas) -> Credit:
 
 
 def _gae(response: Response, decay: float) -> Vector:
-    assert response.values is not None, "this oracle needs values"
-    length = len(response)
-    after = np.append(response.values[1:], 0.0) if length else np.zeros(0)
-    errors = response.earned + after - response.values
+    values, length = known(response.values, "values"), len(response)
+    after = np.append(values[1:], 0.0) if length else np.zeros(0)
+    errors = response.earned + after - values
     return np.array([math.fsum(decay**k * errors[t + k] for k in range(length - t)) for t in range(length)])
 
 
 def _siblings(response: Response, responses: Sequence[Response]) -> list[float]:
     found = [r.reward for r in responses if r.is_graded and r.group == response.group]
     return found or [0.0]
-
-
-def _baseline(response: Response) -> float:
-    assert response.baseline is not None, "this oracle needs the prompt's baseline"
-    return response.baseline
-
-
-def _components(response: Response) -> Vector:
-    assert response.components is not None, "this oracle needs each reward by itself"
-    return response.components
 
 
 def _deviation(numbers: Sequence[float]) -> float:

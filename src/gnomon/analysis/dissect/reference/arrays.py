@@ -1,11 +1,12 @@
 """Inputs and outputs of an oracle: numpy arrays, and the responses cut out of them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 Vector = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
@@ -128,8 +129,7 @@ class Response:
     @property
     def penalty(self) -> Vector:
         """Log proximal - log reference of each token (k1, as it enters a reward)."""
-        assert self.reference is not None, "this oracle needs the reference"
-        return self.proximal - self.reference
+        return self.proximal - known(self.reference, "the reference")
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,12 @@ class ReferenceAnswer:
     clipped_fraction: float
     out_of_band_fraction: float
     ess_fraction: float
+
+
+def known(found: T | None, what: str) -> T:
+    """Return what an oracle reads of a batch, which has to hold it."""
+    assert found is not None, f"this oracle needs {what}"
+    return found
 
 
 def ratio(log_ratio: Vector) -> Vector:

@@ -7,6 +7,7 @@ log-probability. With c as in section 0.4 the slope is -c.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -34,7 +35,16 @@ from gnomon.analysis.dissect.reference.advantages import (
     tracked,
     whitened,
 )
-from gnomon.analysis.dissect.reference.arrays import Flags, ReferenceAnswer, Response, Step, Vector, is_free, ratio
+from gnomon.analysis.dissect.reference.arrays import (
+    Flags,
+    ReferenceAnswer,
+    Response,
+    Step,
+    Vector,
+    is_free,
+    known,
+    ratio,
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,8 @@ class Push:
 
     loss: Vector
     slope: Vector
-    is_clipped: Flags
-    is_out: Flags
+    is_clipped: Flags | Literal[False] = False
+    is_out: Flags | Literal[False] = False
 
 
 @dataclass(frozen=True)
@@ -134,8 +144,7 @@ def soft_gate(positive: float, negative: float) -> Pusher:
         # 1 - s has its own formula, because for a large ratio s rounds to 1.
         s, rest = _sigmoid(tau * (r - 1)), _sigmoid(-tau * (r - 1))
         slope = np.where(is_free(shift), -4 * s * rest * r * advantage, 0.0)
-        never = np.zeros(len(r), dtype=bool)
-        return Push(-4 / tau * s * advantage, slope, never, never)
+        return Push(-4 / tau * s * advantage, slope)
 
     return push
 
@@ -165,8 +174,8 @@ def quadratic_penalty(epsilon: float) -> Pusher:
         shift = response.current - response.proximal
         r, size = ratio(shift), np.abs(advantage)
         slope = np.where(is_free(shift), r * (size * (r - 1) / epsilon - advantage), 0.0)
-        never = np.zeros(len(r), dtype=bool)
-        return Push(size * (r - 1) ** 2 / (2 * epsilon) - advantage * r, slope, never, np.abs(r - 1) > epsilon)
+        loss = size * (r - 1) ** 2 / (2 * epsilon) - advantage * r
+        return Push(loss, slope, is_out=np.abs(r - 1) > epsilon)
 
     return push
 
@@ -192,10 +201,8 @@ def regression(beta: float) -> Pusher:
     """
 
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
-        assert response.reference is not None, "this oracle needs the reference"
-        miss = beta * float(np.sum(response.current - response.reference)) - advantage
-        never = np.zeros(len(response), dtype=bool)
-        return Push(miss**2, 2 * beta * miss * len(response), never, never)
+        miss = beta * float(np.sum(response.current - known(response.reference, "the reference"))) - advantage
+        return Push(miss**2, 2 * beta * miss * len(response))
 
     return push
 
@@ -206,15 +213,15 @@ def shaped_if_given(of: Pusher, gamma: float) -> Pusher:
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
         if not response.is_given:
             return of(response, advantage, trusted)
-        p, never = np.exp(response.current), np.zeros(len(response), dtype=bool)
-        return Push(-advantage * p / (p + gamma), -advantage * gamma * p / (p + gamma) ** 2, never, never)
+        p = np.exp(response.current)
+        return Push(-advantage * p / (p + gamma), -advantage * gamma * p / (p + gamma) ** 2)
 
     return push
 
 
 def over_reference(response: Response) -> float:
     """The sum of log current - log reference over a response's tokens."""
-    return math.fsum(response.current - _known(response.reference))
+    return math.fsum(response.current - known(response.reference, "the reference"))
 
 
 def pairwise(loss: Callable[[float], tuple[float, float]]) -> Pusher:
@@ -224,15 +231,13 @@ def pairwise(loss: Callable[[float], tuple[float, float]]) -> Pusher:
     """
 
     def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
-        never = np.zeros(len(response), dtype=bool)
         both = [
             (float(np.sign(a[0])), over_reference(r))
             for r, a in zip(trusted.responses, trusted.advantages, strict=True)
             if r.group == response.group and len(r)
         ]
         value, slope = loss(math.fsum(side * gain for side, gain in both))
-        ones = np.ones(len(response))
-        return Push(value * ones, slope * np.sign(advantage) * len(both) * len(response), never, never)
+        return Push(value * np.ones(len(response)), slope * np.sign(advantage) * len(both) * len(response))
 
     return push
 
@@ -258,21 +263,26 @@ def prospect(beta: float) -> Pusher:
         others = [over_reference(r) for r in there if not r.is_graded]
         z = max(0.0, math.fsum(others) / max(len(others), 1))
         share = response.is_graded * len(there) / max(len(there) - len(others), 1)
-        x, never = np.sign(advantage) * beta * (over_reference(response) - z), np.zeros(len(response), dtype=bool)
+        x = np.sign(advantage) * beta * (over_reference(response) - z)
         slope = -share * np.sign(advantage) * beta * _sigmoid(x) * _sigmoid(-x) * len(response)
-        return Push(share * _sigmoid(-x), slope, never, never)
+        return Push(share * _sigmoid(-x), slope)
 
     return push
+
+
+def by_token(factor: Callable[[Response, Vector], Vector]) -> Factors:
+    """Return the factors where a response's depend on it and its advantages alone."""
+    return lambda responses, advantages: [factor(r, a) for r, a in zip(responses, advantages, strict=True)]
 
 
 def within(low: float, high: float) -> Factors:
     """Return w = proximal / behavior where low <= w <= high, else 0 (IcePop)."""
 
-    def factors(responses: Sequence[Response], advantages: list[Vector]) -> list[Vector]:
-        weights = [ratio(r.proximal - r.behavior) for r in responses]
-        return [np.where((w >= low) & (w <= high), w, 0.0) for w in weights]
+    def factor(response: Response, advantage: Vector) -> Vector:
+        w = ratio(response.proximal - response.behavior)
+        return np.where((w >= low) & (w <= high), w, 0.0)
 
-    return factors
+    return by_token(factor)
 
 
 def close_in_tv(delta: float, outward: bool = False) -> Factors:
@@ -281,15 +291,12 @@ def close_in_tv(delta: float, outward: bool = False) -> Factors:
     With ``outward`` also 1 where the advantage pulls q back towards p (DPPO).
     """
 
-    def factors(responses: Sequence[Response], advantages: list[Vector]) -> list[Vector]:
-        kept = []
-        for response, advantage in zip(responses, advantages, strict=True):
-            gap = np.exp(response.current) - np.exp(response.behavior)
-            far = np.where(advantage > 0, gap > delta, gap < -delta) if outward else np.abs(gap) > delta
-            kept.append(np.where(far, 0.0, 1.0))
-        return kept
+    def factor(response: Response, advantage: Vector) -> Vector:
+        gap = np.exp(response.current) - np.exp(response.behavior)
+        far = np.where(advantage > 0, gap > delta, gap < -delta) if outward else np.abs(gap) > delta
+        return np.where(far, 0.0, 1.0)
 
-    return factors
+    return by_token(factor)
 
 
 def close_in_kl(delta: float, mean: bool = False) -> Factors:
@@ -298,21 +305,18 @@ def close_in_kl(delta: float, mean: bool = False) -> Factors:
     With ``mean``, 1 for a whole response whose mean is at most delta, on either side (FlashREINFORCE).
     """
 
-    def factors(responses: Sequence[Response], advantages: list[Vector]) -> list[Vector]:
-        kept = []
-        for response, advantage in zip(responses, advantages, strict=True):
-            p, q = (np.minimum(policy, -1e-12) for policy in (response.behavior, response.current))
-            rest = np.log(-np.expm1(p)) - np.log(-np.expm1(q))
-            divergence = np.exp(p) * (p - q) - np.expm1(p) * rest
-            moved = response.current - response.behavior
-            is_back = np.where(advantage > 0, moved <= 0, moved >= 0)
-            near = (divergence <= delta) | is_back
-            if mean:
-                near = np.full(len(response), len(response) == 0 or np.mean(divergence) <= delta)
-            kept.append(np.where(near, 1.0, 0.0))
-        return kept
+    def factor(response: Response, advantage: Vector) -> Vector:
+        p, q = (np.minimum(policy, -1e-12) for policy in (response.behavior, response.current))
+        rest = np.log(-np.expm1(p)) - np.log(-np.expm1(q))
+        divergence = np.exp(p) * (p - q) - np.expm1(p) * rest
+        moved = response.current - response.behavior
+        is_back = np.where(advantage > 0, moved <= 0, moved >= 0)
+        near = (divergence <= delta) | is_back
+        if mean:
+            near = np.full(len(response), len(response) == 0 or np.mean(divergence) <= delta)
+        return np.where(near, 1.0, 0.0)
 
-    return factors
+    return by_token(factor)
 
 
 def highest(share: float, rows: list[Vector]) -> tuple[float, float]:
@@ -365,16 +369,13 @@ def without_covariant(share: float, low: float, high: float) -> Factors:
 def future_influence(half_life: float, low: float, high: float, outlier: float) -> Factors:
     """exp(sum over k >= t of 2^(-(k - t) / half_life) d_k) within [low, high]; d is 0 above log outlier (FIPO)."""
 
-    def factors(responses: Sequence[Response], advantages: list[Vector]) -> list[Vector]:
-        found = []
-        for response in responses:
-            shift = np.clip(response.current - response.proximal, -20, 20)
-            kept = np.where(shift > math.log(outlier), 0.0, shift)
-            sums = [math.fsum(2 ** (-k / half_life) * x for k, x in enumerate(kept[t:])) for t in range(len(response))]
-            found.append(np.clip(np.exp(np.clip(sums, -50, 50)), low, high))
-        return found
+    def factor(response: Response, advantage: Vector) -> Vector:
+        shift = np.clip(response.current - response.proximal, -20, 20)
+        kept = np.where(shift > math.log(outlier), 0.0, shift)
+        sums = [math.fsum(2 ** (-k / half_life) * x for k, x in enumerate(kept[t:])) for t in range(len(response))]
+        return np.asarray(np.clip(np.exp(np.clip(sums, -50, 50)), low, high))
 
-    return factors
+    return by_token(factor)
 
 
 def covariances(responses: Sequence[Response], advantages: list[Vector]) -> list[Vector]:
@@ -474,7 +475,7 @@ def reference_k2(coefficient: float) -> Term:
     """coefficient d^2 / 2, slope coefficient d, d = log current - log reference."""
 
     def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
-        gaps = [r.current - _known(r.reference) for r in responses]
+        gaps = [r.current - known(r.reference, "the reference") for r in responses]
         return _added([coefficient * d**2 / 2 for d in gaps], [coefficient * d for d in gaps], weights)
 
     return term
@@ -562,11 +563,6 @@ def _added(values: list[Vector], slopes: list[Vector], weights: list[float]) -> 
     return total, [w * slope for w, slope in zip(weights, slopes, strict=True)]
 
 
-def _known(reference: Vector | None) -> Vector:
-    assert reference is not None, "this oracle needs the reference"
-    return reference
-
-
 # The formulas of each preset (section 16.2), and their combination to a loss.
 
 
@@ -619,8 +615,8 @@ class Oracle:
             policy_loss=policy,
             value_loss=None if self.value_lambda is None else _value_loss(responses, self.value_lambda),
             gradient=step.scatter(gradient),
-            clipped_fraction=sum(int(p.is_clipped.sum()) for p in pushes) / tokens,
-            out_of_band_fraction=sum(int(p.is_out.sum()) for p in pushes) / tokens,
+            clipped_fraction=sum(int(np.sum(p.is_clipped)) for p in pushes) / tokens,
+            out_of_band_fraction=sum(int(np.sum(p.is_out)) for p in pushes) / tokens,
             ess_fraction=trusted.behavior,
         )
 
