@@ -1,6 +1,7 @@
 """Generated sums: learnable from nothing on a CPU in seconds; the task of tests and first examples."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Literal
 
@@ -66,15 +67,19 @@ class ArithmeticTask:
         return self.size
 
     def __getitem__(self, index: int) -> Question:
-        number = range(self.size)[index]
-        settings = digest(self.terms, self.lowest, self.highest, self.operators, self.phrase)
-        draw = Random(f"arithmetic/{self.seed}/{number}/{settings}")
-        numbers = [draw.randint(self.lowest, self.highest) for _ in range(self.terms)]
-        operators = [draw.choice(self.operators) for _ in range(self.terms - 1)]
-        signs = zip(operators, numbers[1:], strict=True)
-        text = self.phrase.replace("{}", str(numbers[0]) + "".join(f"{o}{n}" for o, n in signs))
-        columns = {"answer": str(_value(numbers, operators)), "data_source": self.name}
-        return Question(f"arithmetic/{self.seed}/{number}/{settings}", text, text, columns)
+        return _question(self, range(self.size)[index])
+
+
+@lru_cache(maxsize=4096)
+def _question(task: ArithmeticTask, number: int) -> Question:
+    settings = digest(task.terms, task.lowest, task.highest, task.operators, task.phrase)
+    draw = Random(f"arithmetic/{task.seed}/{number}/{settings}")
+    numbers = [draw.randint(task.lowest, task.highest) for _ in range(task.terms)]
+    operators = [draw.choice(task.operators) for _ in range(task.terms - 1)]
+    signs = zip(operators, numbers[1:], strict=True)
+    text = task.phrase.replace("{}", str(numbers[0]) + "".join(f"{o}{n}" for o, n in signs))
+    columns = {"answer": str(_value(numbers, operators)), "data_source": task.name}
+    return Question(f"arithmetic/{task.seed}/{number}/{settings}", text, text, columns)
 
 
 def _value(numbers: list[int], operators: list[str]) -> int:

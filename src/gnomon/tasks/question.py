@@ -19,6 +19,7 @@ from gnomon.tasks.base import Content, Further, Renderer, TaskSet
 from gnomon.tasks.row_inputs import Wording
 
 MOST = 20_000
+_KEPT = 1024
 Answers = Literal["", "data", "pairs", "labels"]
 """Which answers of a dataset its tasks have: none, each row's own, a chosen and a rejected one, or one with a label."""
 _SIBLING = "\ue0ff"
@@ -132,10 +133,10 @@ class ListDataset:
 
 @dataclass(frozen=True)
 class TokenizedDataset:
-    """A set of questions as a `TaskSet`; a prompt is rendered each time that it is asked for.
+    """A set of questions as a `TaskSet`; a prompt is rendered when it is asked for.
 
-    Rendering takes well under a millisecond and nothing is kept, so a large table costs no second copy as
-    ids.
+    Rendering takes well under a millisecond. The tasks of a small set are kept, since checks, stamps and steps read
+    each of them several times; of a large table the first 1,024 alone are, so that it costs no second copy as ids.
 
     Attributes:
         answers: Which of the dataset's answers tasks have too.
@@ -146,6 +147,7 @@ class TokenizedDataset:
     renderer: Renderer
     answers: Answers = ""
     hint: str = ""
+    _kept: dict[int, Task] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -156,6 +158,14 @@ class TokenizedDataset:
         return len(self.questions)
 
     def __getitem__(self, index: int) -> Task:
+        if index not in self._kept:
+            task = self._rendered(index)
+            if len(self._kept) >= _KEPT:
+                return task
+            self._kept[index] = task
+        return self._kept[index]
+
+    def _rendered(self, index: int) -> Task:
         question = self.questions[index]
         further = replace(question.further, where=f"{self.name}: question '{question.id}'")
         messages = question.content if isinstance(question.content, tuple) else ()
