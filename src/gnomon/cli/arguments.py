@@ -4,13 +4,17 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gnomon.core.redaction import for_people
 from gnomon.records.directory import RunDirectory
-from gnomon.training.supervisor import run_with_restarts
+from gnomon.training.supervisor import reporting, run_with_restarts
+
+if TYPE_CHECKING:
+    from gnomon.training.result import Result
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 _LIKE_AN_OPTION = 0.75
@@ -55,6 +59,10 @@ class SettingsParser(VerbParser):
 
     def __init__(self, verb: str, about: str | None, examples: str | None = None, is_raw: bool = False) -> None:
         super().__init__(verb, about, examples, is_raw, allow_abbrev=False)
+
+    def add_overrides(self, meaning: str | None = None) -> None:
+        """Add ``overrides``, the settings key=value behind the other arguments."""
+        self.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments as `argparse` does, with settings in all three forms."""
@@ -141,16 +149,18 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_restarts(parser)
 
 
-def run_options(given: argparse.Namespace) -> list[str]:
-    """Return the cluster and ``--json`` as they were given, for the command that a restart repeats."""
-    return [*([] if given.cluster is None else ["--cluster", given.cluster]), *["--json"] * given.json]
+def restarting(given: argparse.Namespace, command: Sequence[str], name: str, overrides: Sequence[str]) -> int:
+    """Run ``gnomon COMMAND``, which begins a run, again after each fault; return the exit code.
 
-
-def new_run(experiment: str, overrides: Sequence[str]) -> Path:
-    """Choose the run directory in advance, so that a restart finds the run again."""
-    names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
-    made = RunDirectory.named(names[-1] if names else Path(experiment).stem)
-    return chosen(made)
+    The run directory is chosen in advance, so that a restart finds the run again.
+    """
+    run_dir = given.run_dir
+    if run_dir is None:
+        names = [each.removeprefix("name=") for each in overrides if each.startswith("name=")]
+        run_dir = chosen(RunDirectory.named(names[-1] if names else Path(name).stem))
+    cluster = [] if given.cluster is None else ["--cluster", given.cluster]
+    again = [*command, "--run-dir", str(run_dir), *cluster, *["--json"] * given.json]
+    return restarted(again, run_dir, given.restarts)
 
 
 def chosen(made: RunDirectory) -> Path:
@@ -167,6 +177,15 @@ def restarted(arguments: Sequence[str], run: Path, restarts: int) -> int:
         print(for_people(f"gnomon {arguments[0]}: {line}"), file=sys.stderr, flush=True)
 
     return run_with_restarts(arguments, run, restarts, say)
+
+
+def finished(given: argparse.Namespace, train: Callable[[], "Result"]) -> int:
+    """Train, reporting to a supervisor where there is one, and print the result; return the exit code."""
+    from gnomon.cli.results import show
+
+    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
+        result = train()
+    return show(result, as_json=given.json)
 
 
 def _count(text: str) -> int:

@@ -22,9 +22,7 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "experiment", nargs="?", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
     )
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="for every run: evaluation.samples=4"
-    )
+    parser.add_overrides("for every run: evaluation.samples=4")
     parser.add_argument(
         "--algorithms",
         metavar="NAMES",

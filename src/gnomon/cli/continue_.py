@@ -5,16 +5,13 @@ and what it knows of the prompts that stay; its steps count on from there.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_restarts, chosen, restarted
+from gnomon.cli.arguments import SettingsParser, add_restarts, chosen, finished, restarted
 from gnomon.config.reading import check_names, parse_override
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
-from gnomon.training.supervisor import reporting
 
 EXAMPLES = """
 examples:
@@ -30,9 +27,7 @@ def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser("continue", __doc__, EXAMPLES, is_raw=True)
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="settings that change, such as steps=200"
-    )
+    parser.add_overrides("settings that change, such as steps=200")
     parser.add_argument("--run-dir", type=Path, help="where to write another run (default: RUN-2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
     add_restarts(parser)
@@ -47,12 +42,10 @@ def run(arguments: Sequence[str]) -> int:
     if given.restarts:
         return _with_restarts(given)
     with working("loading libraries", is_brief=True):
-        from gnomon.cli.results import show
         from gnomon.training.api import continue_run
 
-    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = continue_run(given.run, [parse_override(each) for each in given.overrides], given.run_dir)
-    return show(result, as_json=given.json)
+    settings = [parse_override(each) for each in given.overrides]
+    return finished(given, lambda: continue_run(given.run, settings, given.run_dir))
 
 
 def _with_restarts(given: argparse.Namespace) -> int:

@@ -20,9 +20,7 @@ def build_parser() -> SettingsParser:
         "examples: gnomon dissect RUN/batches/step-3.json --algorithms grpo,dapo, gnomon dissect --verify",
     )
     parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="for every algorithm: surrogate.trust.high=.3"
-    )
+    parser.add_overrides("for every algorithm: surrogate.trust.high=.3")
     parser.add_argument("--algorithms", metavar="NAMES", help="a,b,c: presets, or path.py:NAME of your own")
     parser.add_argument("--rows", type=int, default=16, help="sequences and tokens shown in each table (default: 16)")
     parser.add_argument("--verify", action="store_true", help="check every preset against formulas written apart")

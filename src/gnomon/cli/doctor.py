@@ -42,38 +42,44 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
     given = build_parser().parse_args(arguments)
-    RunDirectory.check_there(Path(given.run))
+    path, width = Path(given.run), min(WIDEST, shutil.get_terminal_size().columns)
+    RunDirectory.check_there(path)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.diagnosis import diagnose
-        from gnomon.records.console import Console
-        from gnomon.records.corruption import damaged, in_words
         from gnomon.records.foreign import is_foreign
-        from gnomon.records.reading import RunRecord
-        from gnomon.records.run_card import end_of
 
-    if is_foreign(Path(given.run)):
-        return _of_foreign(Path(given.run), given.fail_on, given.json)
-    record = RunRecord.of(given.run)
+        look = _of_foreign if is_foreign(path) else _of_gnomon
+    findings, table, said, notes, is_blind = look(path, width)
+    if given.json:
+        print(json.dumps({"run": str(path), "findings": [finding.as_row() for finding in findings], **table}))
+    else:
+        print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings), *notes])))
+    return int(_is_grave(findings, given.fail_on) or (given.fail_on is not None and is_blind))
+
+
+Looked = tuple[Sequence["Finding"], dict[str, object], str, list[str], bool]
+"""Findings; what else the JSON object has; the line above the findings and those below; whether no step was there."""
+
+
+def _of_gnomon(path: Path, width: int) -> Looked:
+    from gnomon.diagnosis import diagnose
+    from gnomon.records.console import Console
+    from gnomon.records.corruption import damaged, in_words
+    from gnomon.records.reading import RunRecord
+    from gnomon.records.run_card import end_of
+
+    record = RunRecord.of(path)
     with Console():
         findings, rows, damage = diagnose(record), record.metrics(), damaged(record.files)
-    last = rows[-1]["step"] if rows else 0
-    if given.json:
-        table = {"run": str(record.path), "step": last, "findings": [finding.as_row() for finding in findings]}
-        print(json.dumps(table | {"damaged": damage, "ended": end_of(record.card())}))
-    else:
-        width = min(WIDEST, shutil.get_terminal_size().columns)
-        found = _count(len(findings)) if rows else "there is no step to judge in metrics.jsonl; found nothing else"
-        said = f"{given.run}: {found} after step {last} of {record.steps()}, {record.state()}"
-        said += f"\nIt ended with {ended}" if (ended := end_of(record.card())) else ""
-        said += f"\n{in_words(damage)}" if damage else ""
-        print(for_people("\n\n".join([said, *(describe(finding, width) for finding in findings)])))
-    is_grave = _is_grave(findings, given.fail_on)
-    is_blind = given.fail_on is not None and not rows and record.state() != "live"
-    return 1 if is_grave or is_blind else 0
+    last, ended = rows[-1]["step"] if rows else 0, end_of(record.card())
+    found = _count(len(findings)) if rows else "there is no step to judge in metrics.jsonl; found nothing else"
+    said = f"{path}: {found} after step {last} of {record.steps()}, {record.state()}"
+    said += f"\nIt ended with {ended}" if ended else ""
+    said += f"\n{in_words(damage)}" if damage else ""
+    return findings, {"step": last, "damaged": damage, "ended": ended}, said, [], not rows and record.state() != "live"
 
 
-def _of_foreign(path: Path, fail_on: str | None, as_json: bool) -> int:
+def _of_foreign(path: Path, width: int) -> Looked:
     from gnomon.diagnosis.recorded import diagnose_foreign
     from gnomon.records.console import Console
     from gnomon.records.foreign import read_foreign
@@ -81,19 +87,12 @@ def _of_foreign(path: Path, fail_on: str | None, as_json: bool) -> int:
     run = read_foreign(path)
     with Console():
         findings, unable = diagnose_foreign(run)
-    if as_json:
-        rows = [finding.as_row() for finding in findings]
-        table = {"run": str(path), "library": run.library, "step": run.last_step, "findings": rows}
-        print(json.dumps(table | {"could_not_look": unable, "notes": list(run.notes)}))
-        return int(_is_grave(findings, fail_on) or (fail_on is not None and not run.rows))
-    width = min(WIDEST, shutil.get_terminal_size().columns)
-    said = [f"{path}: {_count(len(findings))} after step {run.last_step}, as {run.library} logged it"]
-    said += [describe(finding, width) for finding in findings]
+    table = {"library": run.library, "step": run.last_step, "could_not_look": unable, "notes": list(run.notes)}
     blind = "; ".join(f"{rule} (needs {name})" for rule, name in unable.items())
-    said += ["\n".join(_wrapped(f"rules that could not look: {blind}", width, "", "  "))] if unable else []
-    said += ["\n".join(_wrapped(note, width, "- ", "  ")) for note in run.notes]
-    print(for_people("\n\n".join(said)))
-    return int(_is_grave(findings, fail_on) or (fail_on is not None and not run.rows))
+    notes = ["\n".join(_wrapped(f"rules that could not look: {blind}", width, "", "  "))] if unable else []
+    notes += ["\n".join(_wrapped(note, width, "- ", "  ")) for note in run.notes]
+    said = f"{path}: {_count(len(findings))} after step {run.last_step}, as {run.library} logged it"
+    return findings, table, said, notes, not run.rows
 
 
 def _is_grave(findings: Sequence["Finding"], fail_on: str | None) -> bool:

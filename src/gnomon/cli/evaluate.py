@@ -70,9 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
     parser.add_argument("second", nargs="?", help="another one, to be compared with the first")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="such as sampling.temperature=0.6"
-    )
+    parser.add_overrides("such as sampling.temperature=0.6")
     parser.add_argument(
         "--task",
         action="append",

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         "plan", __doc__, "examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved"
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
+    parser.add_overrides()
     parser.add_argument(
         "--resolved",
         action="store_true",

@@ -5,11 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import VerbParser, add_restarts, restarted
+from gnomon.cli.arguments import VerbParser, add_restarts, finished, restarted
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
-from gnomon.training.supervisor import reporting
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,9 +36,6 @@ def run(arguments: Sequence[str]) -> int:
     if given.restarts:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):
-        from gnomon.cli.results import show
         from gnomon.training.api import resume
 
-    with reporting(given.report):
-        result = resume(given.run)
-    return show(result, as_json=given.json)
+    return finished(given, lambda: resume(given.run))

@@ -10,25 +10,20 @@ mean negative log-likelihood of answer tokens. The run is one as any other: resu
 """
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 
-from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, new_run, restarted, run_options
+from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, finished, restarting
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
-from gnomon.training.supervisor import reporting
 
 
 def build_parser(verb: str = "sft", said: str | None = __doc__) -> SettingsParser:
     """Return the parser of the verb."""
     parser = SettingsParser(verb, said, is_raw=True)
     parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="such as model=tiny task=rows.jsonl epochs=3"
-    )
+    parser.add_overrides("such as model=tiny task=rows.jsonl epochs=3")
     add_run_options(parser)
     return parser
 
@@ -51,16 +46,11 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
             "experiment that does"
         )
     if given.restarts:
-        run_dir = given.run_dir or new_run(given.experiment or verb, given.overrides)
         source = [] if given.experiment is None else [given.experiment]
-        again = [verb, *source, *given.overrides, "--run-dir", str(run_dir), *run_options(given)]
-        return restarted(again, run_dir, given.restarts)
+        return restarting(given, [verb, *source, *given.overrides], given.experiment or verb, given.overrides)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.cli.results import show
         from gnomon.config.experiment import supervised
         from gnomon.training.api import train_experiment
 
-    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = train_experiment(supervised(table, settings, verb), run_dir=given.run_dir)
-    return show(result, as_json=given.json)
+    return finished(given, lambda: train_experiment(supervised(table, settings, verb), given.run_dir))

@@ -1,14 +1,11 @@
 """gnomon train EXPERIMENT [key=value ...]: train, evaluate, record."""
 
 import json
-import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 
-from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, new_run, restarted, run_options
+from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, finished, restarting
 from gnomon.config.reading import check_names
 from gnomon.core.progress import working
-from gnomon.training.supervisor import reporting
 
 
 def build_parser() -> SettingsParser:
@@ -19,13 +16,7 @@ def build_parser() -> SettingsParser:
         "examples: gnomon train quickstart steps=50, gnomon train my.toml algorithm=spo --run-dir runs/spo",
     )
     parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny-sums)")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="such as steps=50 algorithm=spo algorithm.num_generations=4",
-    )
+    parser.add_overrides("such as steps=50 algorithm=spo algorithm.num_generations=4")
     parser.add_argument("--from", dest="logged", metavar="FOLDER", help="train on what a run logged in RUN/rollouts")
     add_run_options(parser)
     return parser
@@ -39,15 +30,10 @@ def run(arguments: Sequence[str]) -> int:
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
     check_names(given.experiment, overrides)
     if given.restarts:
-        run_dir = given.run_dir or new_run(given.experiment, overrides)
-        again = ["train", given.experiment, *overrides, "--run-dir", str(run_dir), *run_options(given)]
-        return restarted(again, run_dir, given.restarts)
+        return restarting(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 
     with working("loading libraries", is_brief=True):
-        from gnomon.cli.results import show
         from gnomon.config.experiment import load
         from gnomon.training.api import train_experiment
 
-    with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
-        result = train_experiment(load(given.experiment, [*overrides, *cluster]), run_dir=given.run_dir)
-    return show(result, as_json=given.json)
+    return finished(given, lambda: train_experiment(load(given.experiment, [*overrides, *cluster]), given.run_dir))
