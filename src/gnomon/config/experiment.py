@@ -35,7 +35,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, flat, let_go, set_path, settled, to_table
+from gnomon.core.tables import build, flat, let_go, reach, set_path, settled, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
@@ -427,7 +427,7 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (),
             notes.append(f"the algorithm of the experiment is not used, for {verb} is; the rest of it is")
     has_adapters = "lora" in own or any(key.partition(".")[0] in ("lora", "use_peft") for key in said)
     for key, value in _SUPERVISED.items():
-        if key in said or _reach(own, key) is not None:
+        if key in said or reach(own, key) is not None:
             continue
         if key == "epochs" and ("steps" in said or own.get("steps") is not None):
             continue
@@ -450,12 +450,6 @@ def _is_of(verb: str, spec: Any) -> bool:
         return False
     algorithm = spec if isinstance(spec, Algorithm) else resolve_with_notes(spec).algorithm
     return algorithm.is_supervised if verb == "sft" else algorithm.ranks_pairs
-
-
-def _reach(table: Any, path: str) -> Any:
-    for name in path.split("."):
-        table = table.get(name) if isinstance(table, Mapping) else None
-    return table
 
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
@@ -684,9 +678,7 @@ def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) 
         ConfigError: If two names set it to two values.
     """
     for number, (key, value) in enumerate(foreign):
-        node: Any = whole
-        for name in key.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
+        node = reach(whole, key)
         others = [node] if node is not None and not isinstance(node, Mapping) else []
         others += [other for name, other in foreign[:number] if name == key]
         if any(other != value for other in others):

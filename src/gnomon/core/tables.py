@@ -121,6 +121,23 @@ def flat(table: Any, path: str = "") -> dict[str, Any]:
     return {key: value for at, below in inner for key, value in flat(below, at).items()}
 
 
+def reach(table: Any, path: str) -> Any:
+    """Return what an unchecked table has at a path of names; None where it has nothing there.
+
+    >>> reach({"algorithm": {"name": "grpo"}}, "algorithm.name"), reach({"algorithm": "grpo"}, "algorithm.name")
+    ('grpo', None)
+    """
+    for name in path.split("."):
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table
+
+
+def reach_table(table: Any, path: str) -> Mapping[str, Any]:
+    """Return the table that `reach` finds, an empty one where there is none."""
+    found = reach(table, path)
+    return found if isinstance(found, Mapping) else {}
+
+
 def set_path(table: dict[str, Any], path: str, value: Any) -> None:
     """Set ``table["a"]["b"]`` for the path "a.b", making tables on the way; a number counts in a list, from 0.
 
@@ -153,9 +170,7 @@ def let_go(table: dict[str, Any], path: str, kind: Any) -> list[str]:
     >>> let_go(table, "task.kind", "table"), table
     (['task.kind = table is another kind than arithmetic, so lowest of that is left out'], {'task': {}})
     """
-    node: Any = table
-    for name in path.split(".")[:-1]:
-        node = node.get(name) if isinstance(node, dict) else None
+    node = reach(table, path.rpartition(".")[0])
     if not isinstance(node, dict) or node.get("kind", kind) == kind:
         return []
     before, keys = node["kind"], [name for name in node if name != "kind"]

@@ -14,13 +14,13 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError
 from gnomon.core.metric_meanings import MEANINGS
 from gnomon.core.redaction import without_secrets
-from gnomon.core.tables import flat
+from gnomon.core.tables import flat, reach, reach_table
 from gnomon.insight.report import facts
 from gnomon.insight.report.run import verdict
 from gnomon.models.hub import card_header, check_account, check_repository, hub_name, license_of, upload
 from gnomon.records.console import duration
 from gnomon.records.reading import RunRecord, column
-from gnomon.records.run_card import sessions_of
+from gnomon.records.run_card import newest_session
 from gnomon.tasks.benchmarks import BENCHMARKS
 from gnomon.tasks.published import PUBLISHED
 from gnomon.tasks.tables import is_file_name
@@ -115,9 +115,9 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
     rows = [row for row in record.metrics() if row["step"] <= step]
     found = [e for e in read_evaluations(record.files.evaluations) if e.step <= step]
     ends = [found[0], found[-1]] if len(found) > 1 else found
-    model, algorithm = str(experiment.get("model", "")), _table(experiment.get("algorithm"))
+    model, algorithm = str(experiment.get("model", "")), reach_table(experiment, "algorithm")
     preset = str(algorithm.get("name", "an algorithm"))
-    ranks = _table(algorithm.get("critic")).get("target") == "pairs"
+    ranks = reach(algorithm, "critic.target") == "pairs"
     way = "reward modeling" if ranks else _WAYS.get(str(algorithm.get("samples")), "reinforcement learning")
     task_type = "text-classification" if ranks else "text-generation"
     header = card_header(
@@ -164,7 +164,7 @@ def datasets_of(experiment: Mapping[str, Any]) -> list[str]:
     >>> [datasets_of({"task": {"path": path}}) for path in ("openai/gsm8k:main", "rows.jsonl")]
     [['openai/gsm8k'], []]
     """
-    task = _table(experiment.get("task"))
+    task = reach_table(experiment, "task")
     known = PUBLISHED.get(str(task.get("set"))) or BENCHMARKS.get(str(task.get("benchmark")))
     path = str(task.get("path") or (known.hub if known else ""))
     name = path.partition(":")[0]
@@ -196,7 +196,7 @@ def _named(path: str) -> str:
 
 
 def _use(repository: str, experiment: Mapping[str, Any]) -> str:
-    most = _table(experiment.get("sampling")).get("max_completion_length", 256)
+    most = reach_table(experiment, "sampling").get("max_completion_length", 256)
     trusted = ", trust_remote_code=True" if experiment.get("trust_remote_code") else ""
     made = f'generate = pipeline("text-generation", "{repository}"{trusted})'
     return f'from transformers import pipeline\n\n{made}\nprint(generate("...", max_new_tokens={most}))'
@@ -229,15 +229,15 @@ def _scores(ends: Sequence[Evaluation]) -> list[str]:
 
 
 def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -> list[tuple[str, str]]:
-    experiment, sessions = record.experiment(), sessions_of(record.card())
-    card, (prompts, each) = _table(sessions[-1]), facts.asked_of(experiment)
-    learner, sampling = _table(experiment.get("learner")), _table(experiment.get("sampling"))
-    lora, versions = _table(experiment.get("lora")), _table(card.get("versions"))
+    experiment, card = record.experiment(), newest_session(record.card())
+    prompts, each = facts.asked_of(experiment)
+    sampling = reach_table(experiment, "sampling")
+    lora, versions = reach_table(experiment, "lora"), reach_table(card, "versions")
     used = ", ".join(f"{name} {versions[name]}" for name in ("gnomon", "torch", "transformers") if name in versions)
     said = {
         "steps": f"{step:,} of {record.steps():,}",
         "prompts a step": f"{prompts:,}, {each:,} answers each",
-        "learning rate": facts.shown(_table(learner.get("optimizer")).get("learning_rate")),
+        "learning rate": facts.shown(reach(experiment, "learner.optimizer.learning_rate")),
         "precision": facts.shown(card.get("precision")),
         "LoRA": f"rank {lora['rank']}, merged" if lora.get("rank") else "",
         "longest answer": f"{sampling.get('max_completion_length')} tokens",
@@ -265,14 +265,10 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _reproducible(record: RunRecord) -> str:
-    card = _table(sessions_of(record.card())[-1])
-    commit = _table(_table(card.get("code")).get("gnomon")).get("commit")
+    card = newest_session(record.card())
+    commit = reach(card, "code.gnomon.commit")
     at = f" The commit of gnomon was {commit}." if commit else ""
     return f"{card.get('reproducibility', '')}.{at}" if card.get("reproducibility") else ""
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -15,6 +15,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import reach
 from gnomon.models.default import cache_root
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import sessions_of
@@ -33,21 +34,16 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     """
     named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
     named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
-    evaluation = table.get("evaluation")
-    tasks = evaluation.get("tasks") if isinstance(evaluation, Mapping) else ()
-    judges = _judges([table.get("rewards"), tasks])
+    judges = _judges([table.get("rewards"), reach(table, "evaluation.tasks")])
     # A judge is sent the prompts, the answers and the value of any variable that the table names.
     named += [f"judge at {one.get('url')} with the key in {one.get('variable') or 'no variable'}" for one in judges]
-    environment = table.get("environment")
-    if isinstance(environment, Mapping):
-        named += [f"environment {text}" for text in _texts(environment.get("use")) if text]
-        named += [f"tool {text}" for text in _texts(environment.get("tools")) if text != _PYTHON]
-    engine, cluster = table.get("engine"), table.get("cluster")
-    if isinstance(engine, Mapping):
-        named += [f"interpreter {text}" for text in _texts(engine.get("python")) if text]
-        # A server is sent this user's key and the prompts, and what it answers is scored.
-        named += [f"server at {text}" for text in _texts(engine.get("server")) if text not in ("", "start")]
+    named += [f"environment {text}" for text in _texts(reach(table, "environment.use")) if text]
+    named += [f"tool {text}" for text in _texts(reach(table, "environment.tools")) if text != _PYTHON]
+    named += [f"interpreter {text}" for text in _texts(reach(table, "engine.python")) if text]
+    # A server is sent this user's key and the prompts, and what it answers is scored.
+    named += [f"server at {text}" for text in _texts(reach(table, "engine.server")) if text not in ("", "start")]
     # What is said to a cluster and what it answers are pickles, which run what they name.
+    cluster = table.get("cluster")
     reached = cluster.get("address") if isinstance(cluster, Mapping) else cluster
     named += [f"cluster at {text}" for text in _texts(reached) if ":" in text]
     if any(_trusts(node) for node in (table, table.get("algorithm"))):

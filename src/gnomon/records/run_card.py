@@ -159,8 +159,7 @@ def end_of(card: Mapping[str, Any]) -> str:
     >>> end_of({"ended": "LearnerError: gone", "resumed": [{"ended": "EngineError: lost"}, {}]})
     ''
     """
-    newest = sessions_of(card)[-1]
-    said = newest.get("ended") if isinstance(newest, Mapping) else None
+    said = newest_session(card).get("ended")
     return said if isinstance(said, str) else ""
 
 
@@ -168,6 +167,12 @@ def sessions_of(card: Mapping[str, Any]) -> list[Any]:
     """Return the sessions of a card that was read, the newest last; those that were resumed may be anything."""
     resumed = card.get("resumed")
     return [card, *(resumed if isinstance(resumed, list) else [])]
+
+
+def newest_session(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the newest session of a card that was read; nothing where that is no object."""
+    newest = sessions_of(card)[-1]
+    return newest if isinstance(newest, Mapping) else {}
 
 
 def read_card(path: Path) -> dict[str, Any]:

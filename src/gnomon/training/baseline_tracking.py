@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Grade, Group, Rollout, Task
@@ -10,17 +9,6 @@ from gnomon.learner.base import Learner
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.curriculum.base import TaskValues
 from gnomon.rollouts.curriculum.drift import Drift, ScoredAnswer
-
-
-class BaselineTracking(Protocol):
-    """What the training loop calls to read and update per-prompt baselines."""
-
-    @property
-    def baseline(self) -> Callable[[str], float] | None:
-        """Task id to value, or None when nothing is tracked."""
-
-    async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
-        """Learn from a finished step; ``updates`` is what each optimizer update measured."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +51,10 @@ class PromptBaseline:
         scored = (await self.learner.score(batch, {"proximal"})).proximal
         assert scored is not None, "proximal was asked for"
         return [row[: len(answer.response)].tolist() for row, answer in zip(scored, answers, strict=True)]
+
+
+BaselineTracking = PromptBaseline | NoTracker
+"""What the training loop calls to read and update per-prompt baselines."""
 
 
 def _as_group(answer: ScoredAnswer) -> Group:

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.metrics import measure_values
@@ -21,16 +20,6 @@ def shuffle_seed(seed: int, step: int, shuffled: str) -> int:
     True
     """
     return draw_key(seed, step, shuffled, 0) & 0x7FFF_FFFF
-
-
-class CriticUpdates(Protocol):
-    """What the training loop calls to update a critic."""
-
-    async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
-        """Learn from a scored batch that is not prepared yet; returns it with the values as they are then."""
-
-    async def after_policy(self, batch: Batch, step: int) -> Metrics:
-        """Learn from a prepared batch that the policy was trained on."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,10 @@ class CriticTraining:
 
     async def _teach(self, batch: Batch, step: int) -> Metrics:
         return await train_critic(self.learner, self.algorithm, batch, step, shuffle_seed(self.seed, step, "values"))
+
+
+CriticUpdates = CriticTraining | NoCritic
+"""What the training loop calls to update a critic."""
 
 
 async def train_critic(learner: Learner, algorithm: Algorithm, batch: Batch, step: int | None, seed: int) -> Metrics:

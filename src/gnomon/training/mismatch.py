@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,13 +14,6 @@ from gnomon.learner.base import Learner
 from gnomon.training.weight_sync import Sending
 
 ROWS, ONE_IN = 4, 16
-
-
-class MismatchProbe(Protocol):
-    """What the training loop calls to measure the mismatch between engine and learner."""
-
-    async def measure(self, batch: Batch, step: int) -> Metrics:
-        """Return its parts on a scored batch, before anything of the step was learned."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +142,7 @@ class DecomposedMismatch:
         start, end = int(probe.prompt_lengths[row]), int(probe.lengths[row])
         tokens = probe.tokens[row].tolist()
         return await self.engine.score(tokens[:start], tokens[start:end], probe.temperature)
+
+
+MismatchProbe = DecomposedMismatch | NoMismatchProbe
+"""What the training loop calls to measure the mismatch between engine and learner."""

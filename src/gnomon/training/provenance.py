@@ -11,12 +11,12 @@ from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ModelError
 from gnomon.core.redaction import shortened
-from gnomon.core.tables import parse_toml
+from gnomon.core.tables import parse_toml, reach, reach_table
 from gnomon.models.remote_code import revision
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
-from gnomon.records.run_card import Card, sessions_of
+from gnomon.records.run_card import Card, newest_session
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.judge import RubricJudge
 from gnomon.tasks.environment import PYTHON
@@ -81,8 +81,7 @@ def listed(found: Sequence[str]) -> str:
 
 def latest_session(run: Path) -> Mapping[str, Any]:
     """Return what the card says of the run's newest session; nothing where it is new, or its card is damaged."""
-    newest = sessions_of(RunRecord(run).card())[-1]
-    return newest if isinstance(newest, Mapping) else {}
+    return newest_session(RunRecord(run).card())
 
 
 def changes(before: Mapping[str, Any], now: Card) -> list[str]:
@@ -90,13 +89,13 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
 
     Both are sound runs, but the bits that `Card.reproducibility` promises are of equal versions, processor and threads.
     """
-    versions = before.get("versions")
-    there = versions if isinstance(versions, Mapping) else {}
+    there = reach_table(before, "versions")
     found = [_went(name, there[name], now.versions[name]) for name in now.versions if name in there]
     found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
     # Files that were changed, or an installed copy, have no commit of their own.
     source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
-    found.append(_went("gnomon's source", _commit(before.get("code")), _commit(now.code)) or source)
+    commits = (_short(reach(code, "gnomon.commit")) for code in (before.get("code"), now.code))
+    found.append(_went("gnomon's source", *commits) or source)
     said = [change for change in found if change]
     told = [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
     if before.get("settings", now.settings) != now.settings:
@@ -151,8 +150,7 @@ def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None
     Raises:
         ModelError: If it is another; none of it has run.
     """
-    known = before.get("trusted_models")
-    there = known if isinstance(known, Mapping) else {}
+    there = reach_table(before, "trusted_models")
     for model, own in now.items():
         if there.get(model, own) != own:
             raise ModelError(
@@ -164,8 +162,7 @@ def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None
 
 def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
     """Return a sentence for each of the user's files that is not as it was in the session before."""
-    known = before.get("sources")
-    there = known if isinstance(known, Mapping) else {}
+    there = reach_table(before, "sources")
     return [
         f"{name} has changed since this run last used it: earlier steps were made with the former code; to make all "
         "of them with the new one, start another run with --run-dir DIR"
@@ -186,12 +183,6 @@ def _own_pieces(node: Any) -> Iterator[str]:
 def _went(what: str, there: Any, here: Any) -> str:
     is_change = there is not None and here is not None and there != here
     return f"{what} went from {shortened(str(there), _LONGEST_VALUE)} to {here}" if is_change else ""
-
-
-def _commit(code: Any) -> str | None:
-    own = code.get("gnomon") if isinstance(code, Mapping) else None
-    commit = own.get("commit") if isinstance(own, Mapping) else None
-    return _short(commit)
 
 
 def _short(said: Any) -> str | None:

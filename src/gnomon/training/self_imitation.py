@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import CriticConfig
@@ -23,16 +22,6 @@ _NAMES = {
     "tokens/computed": "tokens/computed",
     "learner/computed_per_token": "learner/computed_per_token",
 }
-
-
-class ImitationUpdates(Protocol):
-    """What the training loop calls for self-imitation."""
-
-    def observe(self, groups: Sequence[Group]) -> Metrics:
-        """Take in the finished groups of a step, trained on or not."""
-
-    async def update(self, done: int) -> list[Metrics]:
-        """Imitate, if it is due after ``done`` training steps (from 1); return what each update measured."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +97,10 @@ class SelfImitationUpdates:
             return Metrics()
         scaled = minibatch.with_fields(weights=minibatch.weights * self.plan.value_coefficient)
         return await self.learner.fit(scaled, self.algorithm, step, one_sided=True)
+
+
+ImitationUpdates = SelfImitationUpdates | NoImitation
+"""What the training loop calls for self-imitation."""
 
 
 def _describe(batch: Batch, step: int) -> Metrics:

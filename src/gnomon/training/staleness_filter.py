@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -15,21 +14,6 @@ from gnomon.rollouts.scheduler import RolloutBatch, RolloutScheduler
 
 _CLAMP = 20.0
 """Nats that a log ratio counts at most, either way: beyond it exp says nothing but "far"."""
-
-
-class StalenessFilter(Protocol):
-    """What the training loop asks of a staleness filter, or of none."""
-
-    @property
-    def needs(self) -> Set[Need]:
-        """What must be scored, beside what the algorithm reads."""
-
-    def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
-        """Return a scored round and its batch, both without the groups that are not trusted.
-
-        Args:
-            version: Version of the weights about to be trained.
-        """
 
 
 @dataclass(frozen=True)
@@ -100,6 +84,10 @@ class EssFilter:
             self.stream.slack = most - max(0, min(age, most) - 1)
         elif ess > (1 + self.floor) / 2:
             self.stream.slack = most - min(age + 1, most)
+
+
+StalenessFilter = EssFilter | NoFilter
+"""What the training loop asks of a staleness filter, or of none."""
 
 
 def admitted(sizes: Sequence[EffectiveSize], ages: Sequence[int], floor: float) -> list[int]:

@@ -4,19 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Protocol
 
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.base import Learner
 from gnomon.records.token_records import TokenStats
-
-
-class TokenProbe(Protocol):
-    """What the training loop calls for statistics of single tokens."""
-
-    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
-        """Return what was seen of a scored batch before anything of the step was learned, and what looking took."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,10 @@ class SampledTokenProbe:
         logprobs, entropy = await self.learner.look(batch.rows(rows))
         seconds = time.perf_counter() - began
         return TokenStats(tuple(rows), logprobs, entropy), Metrics.of({"time/glimpse_seconds": Mean(seconds, 1)})
+
+
+TokenProbe = SampledTokenProbe | NoTokenProbe
+"""What the training loop calls for statistics of single tokens."""
 
 
 def telling_rows(batch: Batch, most: int, one_in: int = 1) -> list[int]:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,17 +30,6 @@ _SHOWN = 3
 _STRIDE = 2654435761
 
 
-class WeightSync(Protocol):
-    """What the training loop calls to send weights to engines."""
-
-    async def publish(self, engine: Engine, learner: Learner) -> Metrics:
-        """Let ``engine`` answer with the learner's weights from now on.
-
-        Raises:
-            RunError: If it does not.
-        """
-
-
 @dataclass(frozen=True)
 class PlainWeightSync:
     """No proof: for engines without weights, such as scripted ones."""
@@ -59,17 +47,6 @@ class NoWeightSync:
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Send nothing."""
         return Metrics()
-
-
-class Tolerance(Protocol):
-    """What an engine's log-probabilities of the canary may differ by from the learner's."""
-
-    @property
-    def nats(self) -> float:
-        """The largest mean absolute difference that proves the weights."""
-
-    def saw(self, difference: float) -> None:
-        """Take note of what engines differ by whose weights were just proved."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +94,10 @@ class CalibratedTolerance:
 
     def _later(self) -> float:
         return ROUGH_NATS if self._first is None else min(ROUGH_NATS, max(ROUGH_NATS / 10, GROWTH * self._first))
+
+
+Tolerance = CalibratedTolerance | FixedTolerance
+"""What an engine's log-probabilities of the canary may differ by from the learner's."""
 
 
 @dataclass
@@ -196,6 +177,10 @@ class VerifiedWeightSync:
         wrong = differences(expected, held)
         if wrong:
             raise WeightSyncError(_missing(name, snapshot.version, wrong, len(expected)))
+
+
+WeightSync = VerifiedWeightSync | PlainWeightSync | NoWeightSync
+"""What the training loop calls to send weights to engines."""
 
 
 async def publish_halved(engines: EnginePool, learner: Learner, vocabulary_size: int, sending: Sending | None) -> float:

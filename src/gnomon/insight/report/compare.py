@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from gnomon.core.atomic_files import real_path
 from gnomon.core.svg import Series, chart
-from gnomon.core.tables import flat
+from gnomon.core.tables import flat, reach, reach_table
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
-from gnomon.records.run_card import sessions_of
+from gnomon.records.run_card import newest_session
 from gnomon.training.evaluate import Evaluation, read_evaluations
 
 _MOST_DIFFERENCES = 120
@@ -88,9 +88,7 @@ def reward_digests(experiment: Mapping[str, Any], card: Mapping[str, Any]) -> di
     >>> reward_digests(here, {}) == reward_digests(there, {}), list(reward_digests(here, {}))
     (False, ['numeric'])
     """
-    newest = sessions_of(card)[-1]
-    known = newest.get("sources") if isinstance(newest, Mapping) else None
-    sources = known if isinstance(known, Mapping) else {}
+    sources = reach_table(newest_session(card), "sources")
     found: dict[str, str] = {}
     given = experiment.get("rewards")
     for table in given if isinstance(given, list | tuple) else ():
@@ -120,11 +118,10 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
     few = max(1, min(10, len(rewards) // 4))
     tokens = facts.total(run.rows, "tokens/generated")
     wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
-    algorithm = run.experiment.get("algorithm")
     return {
         "name": run.name,
         "color": place % 8 + 1,
-        "algorithm": str(algorithm.get("name", "-")) if isinstance(algorithm, Mapping) else "-",
+        "algorithm": str(reach(run.experiment, "algorithm.name") or "-"),
         "done": run.rows[-1]["step"] if run.rows else 0,
         "state": run.record.state(),
         "score": score,

@@ -8,7 +8,7 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, NAMED
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
-from gnomon.core.tables import flat, to_table
+from gnomon.core.tables import flat, reach, to_table
 from gnomon.insight.report.plots import CAUSES, STAGES, color_of
 from gnomon.records.console import duration
 from gnomon.records.reading import RunRecord, column, waste_cause
@@ -141,12 +141,11 @@ def shown(value: Any) -> str:
 
 def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[SettingDifference]]:
     """Return the name of the preset that the algorithm is called after, and what differs from it; None without one."""
-    algorithm = experiment.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    name = reach(experiment, "algorithm.name")
     if not isinstance(name, str) or name not in NAMED:
         return None, []
     there = flat(algorithm_table(NAMED[name]))
-    return name, [d for d in differences(flat(algorithm), there) if d.key not in ("name", "paper")]
+    return name, [d for d in differences(flat(experiment["algorithm"]), there) if d.key not in ("name", "paper")]
 
 
 def default_differences(experiment: Mapping[str, Any]) -> list[SettingDifference]:
@@ -208,9 +207,7 @@ def experiment_text(record: RunRecord, most: int = 40_000) -> str:
 
 def asked_of(experiment: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many prompts a step asks, and how many answers to each; 1 where the experiment does not say."""
-    algorithm = experiment.get("algorithm")
-    each = algorithm.get("num_generations") if isinstance(algorithm, Mapping) else None
-    count = experiment.get("rollouts_per_step")
+    each, count = reach(experiment, "algorithm.num_generations"), experiment.get("rollouts_per_step")
     if type(count) is not int or type(each) is not int or each < 1:
         return 1, 1
     return max(1, count // each), each

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.atomic_files import real_path
+from gnomon.core.tables import reach_table
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
 from gnomon.insight.report.plots import POLICY, STALENESS
@@ -54,9 +55,8 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     marks = curves.marks_of(evaluations, checkpoints, findings)
     plain = [curves.unlabeled(mark) for mark in marks]
     seen = scan(record, rows)
-    algorithm = experiment.get("algorithm")
     asked = curves.CurveSettings(*facts.asked_of(experiment), reward_intervals(seen))
-    named = algorithm if isinstance(algorithm, Mapping) else {}
+    named = reach_table(experiment, "algorithm")
     preset, changed = facts.preset_differences(experiment)
     parts = [
         Part("learning", "Learning", curves.learning_panels(rows, asked, evaluations, marks)),

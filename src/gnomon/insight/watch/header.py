@@ -1,6 +1,5 @@
 """What stands above every pane: which run this is, where it is, and what to do if it stands still."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from gnomon.core.atomic_files import real_path
+from gnomon.core.tables import reach
 from gnomon.insight.watch.draw import progress
 from gnomon.insight.watch.lines import BAD, CALM, GOOD, HEAD, QUIET, WARN, fitted, line, spread
 from gnomon.insight.watch.run_snapshot import RunSnapshot
@@ -55,7 +55,7 @@ def subject(snapshot: RunSnapshot) -> str:
     """Return what is trained: algorithm, task and model, as far as the experiment says."""
     table = snapshot.table
     task = table.get("task")
-    named: list[Any] = [_inner(table, "algorithm", "name"), _task(task), table.get("model")]
+    named: list[Any] = [reach(table, "algorithm.name"), _task(task), table.get("model")]
     return " · ".join(Path(name).name or name for name in named if isinstance(name, str) and name)
 
 
@@ -96,11 +96,13 @@ def _progress(snapshot: RunSnapshot, width: int) -> Text:
     if width < 60:
         return line("  ".join(said))
     done, rest = progress(snapshot.share, _BAR if width < _WIDE else 2 * _BAR)
-    return line(f"{said[0]}  ", (done, CALM), (rest, QUIET), f" {100 * snapshot.share:3.0f}%", *_after(said[1:]))
-
-
-def _after(said: Sequence[str]) -> list[str]:
-    return [f"  {text}" for text in said]
+    return line(
+        f"{said[0]}  ",
+        (done, CALM),
+        (rest, QUIET),
+        f" {100 * snapshot.share:3.0f}%",
+        *(f"  {text}" for text in said[1:]),
+    )
 
 
 def _task(task: Any) -> str:
@@ -110,9 +112,3 @@ def _task(task: Any) -> str:
         return "+".join(filter(None, (_task(part.get("task")) for part in task["parts"] if isinstance(part, dict))))
     named = (task.get(key) for key in ("generator", "path", "name", "kind"))
     return next((name for name in named if isinstance(name, str)), "")
-
-
-def _inner(table: Any, *keys: str) -> Any:
-    for key in keys:
-        table = table.get(key) if isinstance(table, dict) else None
-    return table

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from gnomon.core.tables import reach
 from gnomon.diagnosis import FindingSample
 from gnomon.insight.watch.draw import chart, progress, spark
 from gnomon.insight.watch.header import banner
@@ -208,8 +209,5 @@ def _before_the_first(snapshot: RunSnapshot) -> str:
 
 
 def _kind(snapshot: RunSnapshot) -> str:
-    plan = snapshot.table.get("engine")
-    kind = plan.get("kind") if isinstance(plan, dict) else ""
-    grading = snapshot.table.get("grading")
-    workers = grading.get("workers") if isinstance(grading, dict) else None
+    kind, workers = reach(snapshot.table, "engine.kind"), reach(snapshot.table, "grading.workers")
     return f"{one_line(str(kind or ''), 12)}, {one_line(str(workers), 6)} graders" if workers else str(kind or "")
