@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks.harness.report import BenchResult
 
 from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, Efficiencies, Hardware, processor
-from gnomon.analysis.planner.job import Lengths, MeasuredLengths, PlannedJob
+from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, Efficiencies, Hardware
+from gnomon.analysis.planner.job import Lengths, PlannedJob
 from gnomon.analysis.planner.layout import Layout, learner_memory
 from gnomon.analysis.planner.shapes import SHAPES
 from gnomon.analysis.planner.stages import answering, pace_of, update_seconds
@@ -44,6 +44,38 @@ class CheckedQuantity:
             "error": round(self.error, 3),
             "fitted": self.is_fitted,
         }
+
+
+@dataclass(frozen=True)
+class MeasuredLengths:
+    """Observed tokens of responses, with what the formulas ask of `Lengths`."""
+
+    lengths: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean tokens."""
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest response."""
+        return max(self.lengths)
+
+    def alive(self, tokens: float) -> float:
+        """Return the share of responses with more than ``tokens``."""
+        return sum(length > tokens for length in self.lengths) / len(self.lengths)
+
+    def longest_of(self, answers: int) -> int:
+        """Return the length of the longest response."""
+        return self.longest
+
+
+def processor(operations: float, bandwidth: float, memory: float) -> Hardware:
+    """Return a machine without accelerators, from the roofline that `gnomon bench` measured."""
+    return Hardware(
+        "this processor", operations, bandwidth, memory, bandwidth, bandwidth, bandwidth, 1, memory, "gnomon bench"
+    )
 
 
 def machine_of(roofline: BenchResult, precision: str = "fp32") -> Hardware:

@@ -65,15 +65,12 @@ def run(arguments: Sequence[str]) -> int:
         if wrong := [name for name in trains if getattr(given, name)]:
             parser.error(f"--logs compares runs that exist: leave out {', '.join(wrong)}")
         return _compare_logs(given.logs, given.score, given.out, given.json)
-    missing = [
-        said
-        for said, is_there in (
-            ("an experiment", given.experiment),
-            ("--algorithms", given.algorithms),
-            ("one of --budget, --seconds and --steps", {given.budget, given.seconds, given.steps} != {None}),
-        )
-        if not is_there
-    ]
+    needed = {
+        "an experiment": given.experiment,
+        "--algorithms": given.algorithms,
+        "one of --budget, --seconds and --steps": {given.budget, given.seconds, given.steps} != {None},
+    }
+    missing = [said for said, is_there in needed.items() if not is_there]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)}; or --logs NAME=DIR ...")
 
@@ -86,12 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.core.errors import RunError
         from gnomon.records.console import Console
 
-    asked: tuple[tuple[Unit, float | None], ...] = (
-        ("tokens", given.budget),
-        ("seconds", given.seconds),
-        ("steps", given.steps),
-    )
-    (chosen,) = [RunLimit(amount, unit) for unit, amount in asked if amount is not None]
+    asked: dict[Unit, float | None] = {"tokens": given.budget, "seconds": given.seconds, "steps": given.steps}
+    (chosen,) = [RunLimit(amount, unit) for unit, amount in asked.items() if amount is not None]
     design = Design.of(given.experiment, given.overrides, given.algorithms.split(","), given.seeds, chosen)
     folder = given.out or folder_of(design, given.experiment)
     with Console() as console:

@@ -8,13 +8,17 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
 from gnomon.config.reading import check_names
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
+
+if TYPE_CHECKING:
+    from gnomon.config.experiment import Experiment
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
@@ -58,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.plan import make_plan
-        from gnomon.config.experiment import load, to_toml
+        from gnomon.config.experiment import load
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
@@ -73,10 +77,17 @@ def run(arguments: Sequence[str]) -> int:
         asked, *_ = checked(resolved, console)
     with working("reckoning what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
-    if given.json:
-        print(json.dumps({**plan.as_row(), "notes": loaded.notes}, indent=2))
-        return 0
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
+    return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, experiment)
+
+
+def _print(given: argparse.Namespace, row: Mapping[str, Any], lines: Sequence[str], experiment: "Experiment") -> int:
+    """Print a plan in the form that was asked for; return the exit code."""
+    from gnomon.config.experiment import to_toml
+
+    if given.json:
+        print(json.dumps(row, indent=2))
+        return 0
     # The resolved experiment is the whole standard output, so the sentences go to standard error.
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
@@ -95,7 +106,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         ConfigError: It does not fit. Where settings would mend that, the forecast with them was printed.
     """
     with working("loading libraries", is_brief=True):
-        from gnomon.config.experiment import load, to_toml
+        from gnomon.config.experiment import load
 
         planner, deployment, search = (
             import_module(f"gnomon.analysis.planner.{name}") for name in ("text", "deployment", "search")
@@ -122,15 +133,10 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
             _on_cluster(given, ways[0])
         raise
     beside = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
-    if given.json:
-        print(json.dumps({**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}, indent=2))
-        return 0
     said = [f"Plan with {' '.join(changed)}, without which it does not fit:"] if changed else []
     chosen = {setting.partition("=")[0] for setting in found.settings}
     own = [override for override in given.overrides if override.partition("=")[0] not in chosen]
     command = shlex.join(["gnomon", "train", given.experiment, *own, *found.settings])
     lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences(), command]
-    print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
-    if given.resolved:
-        print(to_toml(loaded.experiment))
-    return 0
+    row = {**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}
+    return _print(given, row, lines, loaded.experiment)

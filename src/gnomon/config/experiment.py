@@ -263,13 +263,10 @@ class Experiment:
         engines = plan.count * parts if is_ray or parts > 1 or plan.server == STARTED else 0
         most = 0 if world is None or world.server else world.max_concurrent
         in_flight = self.rollouts_per_step * (self.staleness_bound + 1)
+        larger = "count" if plan.count >= parts else "tensor_parallel"
         return {
             "learner.processes": (learners, learners * own * (is_ray or learners > 1), False),
-            f"engine.{'count' if plan.count >= parts else 'tensor_parallel'}": (
-                max(plan.count, parts),
-                engines * own,
-                False,
-            ),
+            f"engine.{larger}": (max(plan.count, parts), engines * own, False),
             "cluster.graders": (graders, graders * own * is_ray, False),
             "grading.workers": (workers, workers * graders * own, True),
             "environment.max_concurrent": (most, min(most, in_flight), True),

@@ -1,7 +1,7 @@
 """Diagnose a run step by step: report each finding once, and again when its severity rises."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gnomon.core.redaction import shortened
@@ -16,16 +16,6 @@ SAMPLES, LONGEST = 5, 400
 
 Answers = Callable[[int], Sequence[Group]]
 """Returns the rollouts of a step; called only for findings with samples."""
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The state of one rule: its first and last step, its most severe alarm, and the samples of that alarm."""
-
-    first_step: int
-    step: int
-    alarm: Alarm
-    samples: tuple[FindingSample, ...]
 
 
 def nothing_recorded(step: int) -> Sequence[Group]:
@@ -50,7 +40,7 @@ class Doctor:
         self._facts = Facts.of(table)
         # Most rules are about the answers that a run samples; the dataset's and logged ones are none.
         self._rules = tuple(rule for rule in rules if not self._facts.is_supervised or rule.name in SUPERVISED)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Finding] = {}
 
     def observe(self, step: int, values: Mapping[str, Any], answers: Answers = nothing_recorded) -> list[Finding]:
         """Add the metrics of a step and return new or more severe findings.
@@ -71,7 +61,7 @@ class Doctor:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings so far, the most severe first, then in the order of the rules."""
-        found = [self._finding(rule.name) for rule in self._rules if rule.name in self._known]
+        found = [self._known[rule.name] for rule in self._rules if rule.name in self._known]
         return tuple(sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity)))
 
     def unable(self) -> dict[str, str]:
@@ -92,35 +82,29 @@ class Doctor:
         for rule in self._rules:
             alarm = rule(self.history, self._facts)
             if alarm is not None and self._learn(rule.name, alarm, answers):
-                raised.append(self._finding(rule.name))
+                raised.append(self._known[rule.name])
         return raised
 
     def _learn(self, name: str, alarm: Alarm, answers: Answers) -> bool:
-        """Store an alarm; return whether the alarm is new or more severe."""
+        """Take note of an alarm; return whether the alarm is new or more severe."""
         known, step = self._known.get(name), self.history.step
-        rank = SEVERITIES.index(alarm.severity)
-        if known is None or rank > SEVERITIES.index(known.alarm.severity):
-            since = alarm.since if known is None else known.first_step
-            self._known[name] = _Known(since, step, alarm, _samples(step, alarm, answers(step)))
-            return True
-        is_as_grave = rank == SEVERITIES.index(known.alarm.severity)
-        self._known[name] = replace(known, step=step, alarm=alarm if is_as_grave else known.alarm)
-        return False
-
-    def _finding(self, name: str) -> Finding:
-        known = self._known[name]
-        alarm = known.alarm
-        return Finding(
+        rank, reached = SEVERITIES.index(alarm.severity), -1 if known is None else SEVERITIES.index(known.severity)
+        if known is not None and rank < reached:
+            self._known[name] = replace(known, step=step)
+            return False
+        is_told = known is not None and rank == reached
+        self._known[name] = Finding(
             rule=name,
             severity=alarm.severity,
-            first_step=known.first_step,
-            step=known.step,
+            first_step=alarm.since if known is None else known.first_step,
+            step=step,
             summary=alarm.summary,
             evidence={key: float(f"{value:.6g}") for key, value in alarm.evidence.items()},
             meaning=alarm.meaning,
             advice=tuple(alarm.advice),
-            samples=known.samples,
+            samples=known.samples if known is not None and is_told else _samples(step, alarm, answers(step)),
         )
+        return not is_told
 
 
 class _AskedHistory(History):

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gnomon.core.tables import reach
+
 LARGEST = 1e30
-_NONE: dict[str, Any] = {}
 _NOTHING: list[Any] = []
 T = TypeVar("T")
 
@@ -47,24 +48,20 @@ class Facts:
         >>> Facts.of({"steps": 9, "algorithm": {"num_generations": 4, "updates": {"minibatches": 2}}}).updates
         2
         """
-        algorithm = _at(table, "algorithm", _NONE)
-        updates = _at(algorithm, "updates", _NONE)
-        generations = max(1, _at(algorithm, "num_generations", 1))
-        tracker = _at(algorithm, "tracker", _NONE)
-        measured = table.get("max_staleness") == "measured"
-        limit = _at(_at(table, "staleness", _NONE), "limit", 0) if measured else _at(table, "max_staleness", 0)
-        trust = _at(_at(algorithm, "surrogate", _NONE), "trust", _NONE)
+        generations = max(1, _at(table, "algorithm.num_generations", 1))
+        is_measured, tracker = table.get("max_staleness") == "measured", reach(table, "algorithm.tracker")
+        samples = _at(table, "algorithm.samples", "policy")
         return cls(
             steps=_at(table, "steps", 0),
             generations=generations,
             prompts=max(1, _at(table, "rollouts_per_step", 1) // generations),
-            updates=max(1, _at(updates, "epochs", 1) * _at(updates, "minibatches", 1)),
-            has_band=_at(trust, "piece", "") == "Clip",
-            bound=limit,
-            budget=_at(_at(table, "sampling", _NONE), "max_completion_length", 0),
+            updates=max(1, _at(table, "algorithm.updates.epochs", 1) * _at(table, "algorithm.updates.minibatches", 1)),
+            has_band=_at(table, "algorithm.surrogate.trust.piece", "") == "Clip",
+            bound=_at(table, "staleness.limit" if is_measured else "max_staleness", 0),
+            budget=_at(table, "sampling.max_completion_length", 0),
             weights=_weights(_at(table, "rewards", _NOTHING)),
-            preset=_at(algorithm, "name", ""),
-            is_supervised=_at(algorithm, "samples", "policy") != "policy" or _at(table, "rollouts_from", "") != "",
+            preset=_at(table, "algorithm.name", ""),
+            is_supervised=samples != "policy" or _at(table, "rollouts_from", "") != "",
             initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
         )
 
@@ -74,14 +71,13 @@ def _weights(rewards: Sequence[Any]) -> dict[str, float]:
     for reward in rewards:
         if not isinstance(reward, Mapping):
             continue
-        verifier = _at(reward, "verifier", _NONE)
-        own = _at(verifier, "function", "").rpartition(":")[2] or _at(verifier, "kind", "")
+        own = _at(reward, "verifier.function", "").rpartition(":")[2] or _at(reward, "verifier.kind", "")
         weight = _at(reward, "weight", 1.0)
         found[_at(reward, "name", own)] = float(weight) if abs(weight) <= LARGEST else 0.0
     return found
 
 
-def _at(table: Mapping[str, Any], key: str, default: T) -> T:
-    found = table.get(key, default)
+def _at(table: Any, path: str, default: T) -> T:
+    found = reach(table, path)
     kinds: tuple[type, ...] = (int, float) if type(default) is float else (type(default),)
     return found if type(found) in kinds else default

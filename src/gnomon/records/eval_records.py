@@ -163,6 +163,14 @@ def read_answered(path: Path, warn: Warn = warn_on_stderr) -> tuple[EvalRecord, 
     return found
 
 
+def answered_after(directory: Path, step: int) -> tuple[EvalRecord, ...]:
+    """Return what a run's evaluation after ``step`` steps wrote of each prompt; nothing where it cannot be read."""
+    try:
+        return read_answered(AnswerLog(directory).path(step))
+    except DatasetError:
+        return ()
+
+
 def _flaw(lines: Sequence[bytes]) -> str:
     """Return why a file without an answered prompt has none."""
     try:

@@ -21,9 +21,8 @@ from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.tables import to_table
 from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
+from gnomon.records.checkpoints import CheckpointRef, load
 from gnomon.records.directory import RunDirectory
-from gnomon.records.jsonl import warn_on_stderr
 from gnomon.records.ownership import check_own
 from gnomon.records.run_card import questions_of, write_extension
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
@@ -33,6 +32,7 @@ from gnomon.tasks.question import dataset_fingerprint
 from gnomon.training.budget import BudgetTracker
 from gnomon.training.build_data import PromptChoice, keys_of, questions
 from gnomon.training.checkpointing import restored
+from gnomon.training.eval_spec import checkpoint_of
 from gnomon.training.provenance import changed_settings
 
 LENGTH = ("steps", "budget.tokens", "budget.seconds")
@@ -261,16 +261,7 @@ def settled(experiment: Experiment) -> Experiment:
         return experiment
     place = real_path(Path(experiment.continue_from))
     if place.parent.name != "checkpoints" or not (place / "manifest.json").is_file():
-        RunDirectory.check(place)
-        found = Checkpoints(RunDirectory(place).checkpoints).newest()
-        if found is None:
-            raise RunDirectoryError(
-                f"{place} has no checkpoint, so there is nothing to continue; gnomon resume {quote(str(place))} begins "
-                "it again"
-            )
-        for said in found.warnings:
-            warn_on_stderr(said)
-        place = found.path
+        place = checkpoint_of(place)
     return replace(experiment, continue_from=str(place))
 
 

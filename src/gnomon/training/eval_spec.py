@@ -243,8 +243,7 @@ def checkpoint_of(run: Path) -> Path:
     Raises:
         RunDirectoryError: If there is none.
     """
-    if not os.path.isfile(run / "experiment.toml"):
-        raise RunDirectoryError(f"{run} is not a run: it has no experiment.toml")
+    RunDirectory.check(run)
     found = Checkpoints(RunDirectory(run).checkpoints).newest()
     if found is None:
         raise RunDirectoryError(f"{run} has no checkpoint yet; `gnomon resume {quote(str(run))}` goes on with it")

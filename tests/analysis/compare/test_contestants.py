@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gnomon.algorithms import Uniform
 from gnomon.analysis.compare.contestants import MARKS, Contestant, Design, RunLimit
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError
@@ -74,7 +75,7 @@ def test_a_file_stands_for_its_algorithm(tmp_path: Path):
 
     assert [entrant.name for entrant in found.entrants] == ["grpo", "careful"]
     assert "high=0.28" in repr(found.experiment(found.entrants[1]).algorithm)
-    assert found.asks_uniformly(found.entrants[1])
+    assert isinstance(found.experiment(found.entrants[1]).algorithm.sampler, Uniform)
 
 
 def test_a_file_that_differs_in_more_is_refused(tmp_path: Path):

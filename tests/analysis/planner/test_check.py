@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from benchmarks.harness.report import BenchMeasure, BenchResult
-from experiments.capacity.check import calibrated, machine_of, place_of_work, published
+from experiments.capacity.check import calibrated, machine_of, place_of_work, processor, published
 
-from gnomon.analysis.planner.hardware import PUBLISHED, processor
+from gnomon.analysis.planner.hardware import PUBLISHED
 from gnomon.analysis.planner.layout import Layout
 from gnomon.analysis.planner.stages import answering, update_seconds
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.algorithms import Uniform
 from gnomon.algorithms import to_table as algorithm_table
 from gnomon.analysis.compare.jobs import ComparisonJob
 from gnomon.analysis.compare.records import Unit
@@ -176,10 +175,6 @@ class Design:
         """Return a short hash of the terms, so that the same command finds its folder again."""
         return hashlib.blake2b(json.dumps(self.terms(), sort_keys=True).encode(), digest_size=4).hexdigest()
 
-    def asks_uniformly(self, entrant: Contestant) -> bool:
-        """Whether the algorithm takes prompts in the order of shuffled epochs."""
-        return isinstance(self.experiment(entrant).algorithm.sampler, Uniform)
-
     def _settings(self, entrant: Contestant, seed: int) -> tuple[str, ...]:
         """Return the overrides of a run: the user's, the budget, the evaluations, the seed."""
         given = {key for key, _ in map(parse_override, self.overrides)}
@@ -204,7 +199,7 @@ def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
     own, path = _own(named), Path(named)
     theirs = _built(own, (), path.stem)
     ours = _built({**table, "algorithm": algorithm_table(theirs.algorithm)}, (), path.stem)
-    begun, given = (_without_algorithm(to_table(replace(one, name=""))) for one in (ours, theirs))
+    begun, given = (to_table(replace(one, name="")) | {"algorithm": None} for one in (ours, theirs))
     other = differences(begun, given)
     if other:
         raise ConfigError(
@@ -220,10 +215,6 @@ def _own(experiment: str | Path) -> dict[str, Any]:
     if (folder / "run.json").exists():
         check_own(folder, table)
     return table
-
-
-def _without_algorithm(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "algorithm"}
 
 
 def _check_schedule(schedule: str, entrant: Contestant, limit: RunLimit) -> None:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gnomon.analysis.compare.page import PAGE_SIZES, PageSection, Rows, lines, rendered
+from gnomon.analysis.compare.page import PAGE_SIZES, PageSection, Rows, chance, lines, rendered
 from gnomon.analysis.compare.statistics import Contrast, Floats, contrast, mean_over, unpaired
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import DatasetError, RunDirectoryError
-from gnomon.core.statistics import FEWEST, SIGNIFICANCE, Interval, holm, in_words, student_quantile
+from gnomon.core.statistics import FEWEST, SIGNIFICANCE, Interval, holm, student_quantile
 from gnomon.core.svg import Series, chart
 from gnomon.core.types import Group
 from gnomon.diagnosis.recorded import groups_of
 from gnomon.records.directory import RunDirectory
-from gnomon.records.eval_records import AnswerLog, question_digest, read_answered
+from gnomon.records.eval_records import answered_after, question_digest
 from gnomon.records.foreign import ForeignRun, is_foreign, read_foreign
 from gnomon.records.reading import RunRecord, column
 from gnomon.training.evaluate import read_evaluations
@@ -193,10 +193,7 @@ def _pair_rows(found: LoggedComparison) -> Rows:
     for pair in found.pairs:
         said = ["-", "-", "-"]
         if pair.contrast is not None and pair.corrected is not None:
-            chances = (
-                in_words(p).removeprefix("p ").removeprefix("= ") for p in (pair.contrast.p_value, pair.corrected)
-            )
-            said = [str(pair.contrast.interval), *chances]
+            said = [str(pair.contrast.interval), *map(chance, (pair.contrast.p_value, pair.corrected))]
         by = f"{pair.prompts} prompts" if pair.prompts else "nothing"
         rows.append([pair.first, pair.second, f"{pair.difference:+.3f}", *said, by, pair.verdict])
     return rows
@@ -270,10 +267,7 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
     found: dict[Kind, LoggedScores] = {}
     evaluations = read_evaluations(record.files.evaluations)
     if evaluations:
-        try:
-            answered = read_answered(AnswerLog(record.files.answers).path(evaluations[-1].step))
-        except DatasetError:
-            answered = ()
+        answered = answered_after(record.files.answers, evaluations[-1].step)
         scores = {row.question: score for row in answered if (score := row.measure("avg")) is not None}
         mean = _mean(scores.values()) if scores else evaluations[-1].headline.mean
         curve = [(e.step, e.headline.mean) for e in evaluations]

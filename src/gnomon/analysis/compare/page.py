@@ -31,7 +31,8 @@ def verdict(found: Comparison) -> list[str]:
 
 def caveats(found: Comparison) -> list[str]:
     """Return the limits of the comparison in sentences."""
-    return [*_order(found), *_spending(found), *_settings(found), *_failures(found)]
+    lost = f"Runs that failed are left out, which favors an algorithm that fails often: {found.failures}"
+    return [*_order(found), *_spending(found), _OWN_SETTINGS, *([lost] if found.failures else [])]
 
 
 def scales(found: Comparison) -> list[str]:
@@ -186,16 +187,10 @@ def _spending(found: Comparison) -> Iterator[str]:
         yield "Seconds are of this machine while runs worked beside each other; elsewhere the order may be another."
 
 
-def _settings(found: Comparison) -> Iterator[str]:
-    yield (
-        "Each algorithm had its preset's own settings and the experiment's one learning rate; with settings tuned for "
-        "each the order may be another."
-    )
-
-
-def _failures(found: Comparison) -> Iterator[str]:
-    if found.failures:
-        yield f"Runs that failed are left out, which favors an algorithm that fails often: {found.failures}"
+_OWN_SETTINGS = (
+    "Each algorithm had its preset's own settings and the experiment's one learning rate; with settings tuned for each "
+    "the order may be another."
+)
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:
@@ -308,8 +303,7 @@ def pair_rows(found: Comparison) -> Rows:
             p.second,
             f"{p.contrast.mean:+.3f}",
             str(p.contrast.interval),
-            in_words(p.contrast.p_value).removeprefix("p ").removeprefix("= "),
-            in_words(p.corrected).removeprefix("p ").removeprefix("= "),
+            *map(chance, (p.contrast.p_value, p.corrected)),
             ("cannot be told apart" if p.contrast.mean else "tied")
             if p.is_noise
             else f"{p.second if p.contrast.mean > 0 else p.first} is better",
@@ -317,6 +311,11 @@ def pair_rows(found: Comparison) -> Rows:
         for p in found.pairings
     ]
     return [head, *rows]
+
+
+def chance(p: float) -> str:
+    """Return a p-value as a cell of a table."""
+    return in_words(p).removeprefix("p ").removeprefix("= ")
 
 
 def cost_rows(found: Comparison) -> Rows:

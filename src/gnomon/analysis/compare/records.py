@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnomon.core.errors import DatasetError
-from gnomon.records.eval_records import AnswerLog, read_answered
+from gnomon.records.eval_records import answered_after
 from gnomon.records.jsonl import read_rows
 from gnomon.records.reading import RunRecord, number, waste_cause
 from gnomon.training.evaluate import read_evaluations
@@ -147,12 +147,7 @@ def _before(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def _scores(record: RunRecord) -> dict[str, float]:
     steps = [row["step"] for row in record.evaluations()]
-    if not steps:
-        return {}
-    try:
-        answered = read_answered(AnswerLog(record.files.answers).path(steps[-1]))
-    except DatasetError:
-        return {}
+    answered = answered_after(record.files.answers, steps[-1]) if steps else ()
     return {row.prompt_id: score for row in answered if (score := row.measure("avg")) is not None}
 
 

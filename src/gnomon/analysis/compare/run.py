@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gnomon.algorithms import Uniform
 from gnomon.analysis.compare.contestants import MARKS, Contestant, Design
 from gnomon.analysis.compare.jobs import ComparisonJob, check_jobs, cores, run_jobs
 from gnomon.analysis.compare.page import page
@@ -168,8 +169,9 @@ def _named(algorithm: str) -> Iterator[None]:
 
 
 def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
-    first = design.experiment(design.entrants[0])
-    supervised = tuple(e.name for e in design.entrants if design.experiment(e).algorithm.is_supervised)
+    experiments = {entrant.name: design.experiment(entrant) for entrant in design.entrants}
+    first = next(iter(experiments.values()))
+    supervised = tuple(name for name, e in experiments.items() if e.algorithm.is_supervised)
     marks = first.budget.evaluations or MARKS
     if design.limit.unit == "steps":
         marks = max(1, int(design.limit.amount) // max(1, first.evaluation.every or int(design.limit.amount)))
@@ -181,7 +183,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
         unit=design.limit.unit,
         amount=design.limit.amount,
         epoch=plans[design.entrants[0].name].training_prompts,
-        uniform=tuple(entrant.name for entrant in design.entrants if design.asks_uniformly(entrant)),
+        uniform=tuple(name for name, e in experiments.items() if isinstance(e.algorithm.sampler, Uniform)),
         marks=marks,
         samples=first.evaluation.samples,
         penalized=penalized(design),

@@ -172,18 +172,14 @@ def contrast(first: Floats, second: Floats) -> Contrast:
     mean = float(gains.mean())
     of_seeds = float(gains.mean(axis=1).var(ddof=1)) / seeds if seeds > 1 else 0.0
     of_prompts = float(gains.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
-    if seeds == 1:
-        found = (by_prompt.interval, by_prompt.p_value)
-        return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, max(1.0, prompts - 1.0))
     total = of_seeds + of_prompts
-    df = _degrees(of_seeds, seeds, of_prompts, prompts)
-    if total == 0:
-        found = (by_prompt.interval, by_prompt.p_value)
-    else:
-        p_value = max(student_p(mean / math.sqrt(total), df), by_prompt.p_value)
+    df = max(1.0, prompts - 1.0) if seeds == 1 else _degrees(of_seeds, seeds, of_prompts, prompts)
+    interval, p_value = by_prompt.interval, by_prompt.p_value
+    if seeds > 1 and total > 0:
+        p_value = max(student_p(mean / math.sqrt(total), df), p_value)
         low, high = span(np.concatenate([first.ravel(), second.ravel()]))
-        found = (_interval(mean, math.sqrt(total), df, p_value, high - low), p_value)
-    return Contrast(mean, *found, seeds, prompts, of_seeds, of_prompts, df)
+        interval = _interval(mean, math.sqrt(total), df, p_value, high - low)
+    return Contrast(mean, interval, p_value, seeds, prompts, of_seeds, of_prompts, df)
 
 
 def unpaired(first: Floats, second: Floats) -> Contrast | None:

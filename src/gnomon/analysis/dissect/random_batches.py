@@ -175,15 +175,3 @@ def to_batch(step: Step) -> tuple[Batch, Tensor]:
         **there,
     )
     return batch, torch.from_numpy(step.current)
-
-
-def to_step(batch: Batch, current: Tensor) -> Step:
-    """Return a batch as plain arrays for an oracle; ``proximal`` defaults to ``behavior``."""
-    proximal = batch.behavior if batch.proximal is None else batch.proximal
-    tensors = {ours: getattr(batch, theirs) for ours, theirs in _NAMES.items()} | {"current": current}
-    there: dict[str, Any] = {name: _plain(t) for name, t in (tensors | {"proximal": proximal}).items() if t is not None}
-    return Step(component_weights=batch.component_weights, given=batch.is_given.numpy(), **there)
-
-
-def _plain(tensor: Tensor) -> Any:
-    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()

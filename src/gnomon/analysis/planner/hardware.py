@@ -66,13 +66,6 @@ def hardware_of(name: str) -> Hardware:
     return GPUS[plain]
 
 
-def processor(operations: float, bandwidth: float, memory: float) -> Hardware:
-    """Return a machine without accelerators, from the roofline that `gnomon bench` measured."""
-    return Hardware(
-        "this processor", operations, bandwidth, memory, bandwidth, bandwidth, bandwidth, 1, memory, "gnomon bench"
-    )
-
-
 @dataclass(frozen=True)
 class Efficiencies:
     """All numbers of the formulas that are not on a data sheet.

@@ -84,39 +84,6 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class MeasuredLengths:
-    """Observed tokens of responses, with the interface of `Lengths`."""
-
-    lengths: tuple[int, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean tokens."""
-        return sum(self.lengths) / len(self.lengths)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest response."""
-        return max(self.lengths)
-
-    def of(self, uniform: float) -> int:
-        """Return the length at a quantile in (0, 1).
-
-        >>> MeasuredLengths((3, 1, 2)).of(0.5)
-        2
-        """
-        return sorted(self.lengths)[min(len(self.lengths) - 1, int(uniform * len(self.lengths)))]
-
-    def alive(self, tokens: float) -> float:
-        """Return the share of responses with more than ``tokens``."""
-        return sum(length > tokens for length in self.lengths) / len(self.lengths)
-
-    def longest_of(self, answers: int) -> int:
-        """Return the length of the longest response."""
-        return self.longest
-
-
-@dataclass(frozen=True)
 class PlannedJob:
     """The work of one step.
 
@@ -150,7 +117,7 @@ class PlannedJob:
     prompts: int
     generations: int
     prompt: float
-    answers: Lengths | MeasuredLengths
+    answers: Lengths
     staleness: int = 0
     slack: int = 0
     is_dropping: bool = False

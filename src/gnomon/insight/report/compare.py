@@ -115,7 +115,6 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
     """Return the row of a run: the number of its curves' color, and its cells."""
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
-    few = max(1, min(10, len(rewards) // 4))
     tokens = facts.total(run.rows, "tokens/generated")
     wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
     return {
@@ -128,7 +127,7 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
         "before": "-" if first is None else f"{first.headline.mean:.3f}",
         "held_out": "-" if last is None else f"{last.headline.mean:.3f}",
         "interval": "" if last is None else f"{last.headline.low:.3f} to {last.headline.high:.3f}",
-        "reward": f"{sum(rewards[-few:]) / few:.3f}" if rewards else "-",
+        "reward": f"{facts.ends(rewards)[1]:.3f}" if rewards else "-",
         "tokens": f"{tokens:,.0f}",
         "wasted": f"{wasted:.0%}" if tokens > 0 else "-",
         "time": duration(facts.worked_seconds(run.rows)),

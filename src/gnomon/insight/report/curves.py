@@ -71,13 +71,12 @@ def reward_picture(
     return Markup(chart(drawn, "Reward", "step", "", marks, size))
 
 
-def evaluated(evaluations: Sequence[Evaluation], name: str) -> list[Series]:
-    """Return the first score of each evaluation with its interval as one series; none where there are none."""
-    scores = [(e.step, e.headline) for e in evaluations]
-    if not scores:
-        return []
-    means, lows, highs = zip(*((h.mean, h.low, h.high) for _, h in scores), strict=True)
-    return [Series(name, [step for step, _ in scores], means, lows, highs, style="points")]
+def evaluated(evaluations: Sequence[Evaluation], name: str, score: str = "") -> list[Series]:
+    """Return a score of each evaluation, by default the first, with its interval as one series; none without any."""
+    found = [(e.step, e.scores[score] if score else e.headline) for e in evaluations if not score or score in e.scores]
+    steps, scores = [step for step, _ in found], [s for _, s in found]
+    ends = [s.mean for s in scores], [s.low for s in scores], [s.high for s in scores]
+    return [Series(name, steps, *ends, style="points")] if found else []
 
 
 def learning_panels(
@@ -100,7 +99,7 @@ def learning_panels(
         panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
     others = _other_scores(evaluations)
     if others:
-        series = [_scores(evaluations, name) for name in others[:6]]
+        series = [one for name in others[:6] for one in evaluated(evaluations, name, name)]
         picture = chart(series, "Other held-out scores", "step", "", plain, NARROW)
         panels.append(Panel("Other held-out scores", "With 95% intervals over prompts.", Markup(picture)))
     parts = sorted({n for row in rows for n in row if n.startswith("reward/") and n.endswith("_mean")})
@@ -214,12 +213,6 @@ def panels_of(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[
             picture = chart(moving or there, plot.title, "step", plot.y_label, marks, NARROW)
             panels.append(Panel(plot.title, note.strip(), Markup(picture), is_zero=not moving))
     return panels
-
-
-def _scores(evaluations: Sequence[Evaluation], name: str) -> Series:
-    found = [(e.step, e.scores[name]) for e in evaluations if name in e.scores]
-    steps, scores = [step for step, _ in found], [score for _, score in found]
-    return Series(name, steps, [s.mean for s in scores], [s.low for s in scores], [s.high for s in scores], "points")
 
 
 def _other_scores(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -79,6 +79,12 @@ def worked_seconds(rows: Rows) -> float:
     return max((value for _, value in column(rows, "seconds")), default=0.0)
 
 
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the means of the first and of the last few values, at most ten and a quarter of all."""
+    few = max(1, min(10, len(values) // 4))
+    return sum(values[:few]) / few, sum(values[-few:]) / few
+
+
 def time_shares(rows: Rows) -> list[Share]:
     """Return where the time went: the stages of a step, the rest of it, and what was between steps."""
     stages = {name: total(rows, f"time/{name}_seconds") for name in _STAGES}

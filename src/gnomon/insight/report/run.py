@@ -141,8 +141,7 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
         )
     rewards = [value for _, value in column(rows, "rollout/reward_mean")]
     if rewards:
-        few = max(1, min(10, len(rewards) // 4))
-        last, first = sum(rewards[-few:]) / few, sum(rewards[:few]) / few
+        first, last = facts.ends(rewards)
         found.append(Figure("training reward", f"{last:.3f}", f"{first:.3f} at the beginning"))
     thoughts, endless = (
         [value for _, value in column(rows, f"rollout/{name}_fraction")] for name in ("thought", "unfinished_thought")

@@ -1,7 +1,7 @@
 """A live view for logs and for programs: lines as a run goes on, its state once, or one object."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from shlex import quote
 from typing import Any
@@ -79,7 +79,7 @@ class LineWriter:
         return [" ".join(tame(line).split("\n")) for line in lines]
 
     def _changed(self, snapshot: RunSnapshot) -> list[str]:
-        """Return where a run is that was elsewhere; how it ended is said by `last_words`."""
+        """Return where a run is that was elsewhere; how it ended is said last."""
         if self._state and snapshot.state in ("finished", "stopped"):
             return []
         said = _in_words(snapshot) if snapshot.state == "absent" else subject(snapshot)
@@ -100,13 +100,6 @@ def step_line(snapshot: RunSnapshot) -> str:
     return "  ".join(parts)
 
 
-def last_words(snapshot: RunSnapshot) -> str:
-    """Return how a run ended and, where that was too soon, how it goes on."""
-    if snapshot.state == "stopped":
-        return _in_words(snapshot)
-    return f"finished after step {snapshot.step}"
-
-
 def _in_words(snapshot: RunSnapshot) -> str:
     return " ".join(text.plain for text in banner(snapshot, 10_000))
 
@@ -119,16 +112,11 @@ def follow(
     A run that is not there yet is waited for; one that is removed is waited for, too.
     """
     teller = LineWriter()
-    for snapshot in _looks(watcher, interval, sleep):
+    while True:
+        snapshot = watcher.look()
         for text in teller.tell(snapshot):
             say(text)
         if snapshot.state in ("finished", "stopped"):
-            say(last_words(snapshot))
+            say(_in_words(snapshot) if snapshot.state == "stopped" else f"finished after step {snapshot.step}")
             return snapshot
-    raise AssertionError("it looks for ever")
-
-
-def _looks(watcher: Watcher, interval: float, sleep: Callable[[float], None]) -> Iterator[RunSnapshot]:
-    while True:
-        yield watcher.look()
         sleep(interval)

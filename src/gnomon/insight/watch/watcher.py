@@ -1,5 +1,6 @@
 """Whoever looks at a run again and again: each look reads what was added, and disturbs nobody."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -33,8 +34,8 @@ class Watcher:
         self.path = path
         self._files = files = RunDirectory(path)
         self._table: Unchanged[Mapping[str, Any]] = Unchanged(files.experiment, _table, {})
-        self._metrics = Growing(files.metrics, Names().numbers)
-        self._teaching = Growing(files.pretraining, Names().numbers)
+        self._metrics = Growing(files.metrics, numbers)
+        self._teaching = Growing(files.pretraining, numbers)
         self._evaluations = Growing(files.evaluations, scored)
         self._findings = Growing(files.findings, Finding.of_row)
         self._ranking: Unchanged[list[Finding] | None] = Unchanged(files.diagnosis, read_current_findings, None)
@@ -102,25 +103,18 @@ def _ended(text: bytes) -> str:
     return "" if card is None else end_of(card)
 
 
-class Names:
-    """Keeps the numbers of rows that are shown, each name once in memory however many rows have it."""
+def numbers(row: Row) -> Row | None:
+    """Return a row's step and its numbers that are shown, None where it has no step; what is no number is left out.
 
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+    Each name is in memory once, however many rows have it.
 
-    def numbers(self, row: Row) -> Row | None:
-        """Return a row's step and its numbers, None where it has no step; what is no number is left out.
-
-        >>> Names().numbers({"step": 1, "loss/policy": 0.5, "loss/ess_fraction": None, "mismatch/k3_nats": 1})
-        {'step': 1, 'loss/policy': 0.5}
-        """
-        if not is_step(row.get("step")):
-            return None
-        kept: Row = {"step": row["step"]}
-        for name, value in row.items():
-            if is_number(value) and (name.startswith(_PREFIXES) or name in _NAMES):
-                kept[self._known.setdefault(name, name)] = value
-        return kept
+    >>> numbers({"step": 1, "loss/policy": 0.5, "loss/ess_fraction": None, "mismatch/k3_nats": 1})
+    {'step': 1, 'loss/policy': 0.5}
+    """
+    if not is_step(row.get("step")):
+        return None
+    shown = (name for name in row if name.startswith(_PREFIXES) or name in _NAMES)
+    return {"step": row["step"]} | {sys.intern(name): row[name] for name in shown if is_number(row[name])}
 
 
 def in_order(rows: Sequence[Row]) -> tuple[Row, ...]:
