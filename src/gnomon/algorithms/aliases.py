@@ -15,58 +15,21 @@ from gnomon.algorithms.regularizers import Entropy, Kl
 from gnomon.algorithms.returns import Returns
 from gnomon.algorithms.surrogates import ClippedSurrogate
 from gnomon.core.errors import ConfigError
-from gnomon.core.tables import canonical
+from gnomon.core.tables import canonical, packaged_toml
 
 Changes = dict[str, Any]
 Rule = Callable[[str, Any, Algorithm, Mapping[str, Any]], Changes]
 
-_ESTIMATORS = {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
-_AGGREGATES: Mapping[str, str] = {
-    "dapo": "TokenMean",
-    "bnpo": "TokenMean",
-    "token-mean": "TokenMean",
-    "grpo": "SequenceMean",
-    "seq-mean-token-mean": "SequenceMean",
-    "seq-mean-token-sum": "SequenceSum",
-    "dr_grpo": "ConstantLength",
-    "seq-mean-token-sum-norm": "ConstantLength",
-}
-_SCALES: Mapping[Any, str] = {
-    True: "group",
-    "group": "group",
-    "batch": "batch",
-    False: "none",
-    "none": "none",
-}
-
-_ROUTINGS: Mapping[str, str] = {"R2": "proximal", "R3": "behavior"}
-FORMER: Mapping[str, str] = {
-    "Constant": "ConstantAdvantage",
-    "CriticPlan": "CriticConfig",
-    "Ewma": "EmaProximal",
-    "LengthWeighted": "OptimalBaseline",
-    "LossView": "LossInputs",
-    "Masked": "MaskedIS",
-    "Pessimistic": "ClippedSurrogate",
-    "ProbabilityMask": "DivergenceMask",
-    "Rejected": "RejectionSampling",
-    "Replay": "SelfImitationBuffer",
-    "Score": "PolicyGradient",
-    "SoftGate": "SigmoidGate",
-    "Sum": "AdvantageSum",
-    "Surplus": "PositiveAdvantage",
-    "Tracked": "TrackedBaseline",
-    "TrackerPlan": "TrackerConfig",
-    "Truncated": "TruncatedIS",
-    "Trust": "RatioBound",
-}
+_TABLE = packaged_toml("gnomon.algorithms", "aliases.toml")
+_CLIPS: Mapping[str, str] = _TABLE["clips"]
+_AGGREGATES: Mapping[str, str] = _TABLE["aggregates"]
+_ESTIMATORS: Mapping[str, str] = _TABLE["estimators"]
+PATHS: Mapping[str, str] = _TABLE["paths"]
+FORMER: Mapping[str, str] = _TABLE["former"]
 """What pieces were called in gnomon 0.1's first months; understood in tables and in files of one's own."""
-CORRECTIONS: Mapping[str, Changes] = {
-    "tis": {"piece": "TruncatedIS"},
-    "icepop": {"piece": "MaskedIS", "low": 0.5, "high": 5.0},
-    "mis": {"piece": "MaskedIS", "low": 0.0, "high": 3.0, "level": "sequence"},
-}
+CORRECTIONS: Mapping[str, Changes] = _TABLE["corrections"]
 """What other libraries call a correction."""
+_SCALES: Mapping[Any, str] = {True: "group", "group": "group", "batch": "batch", False: "none", "none": "none"}
 
 
 def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -111,8 +74,8 @@ def _values(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return ``table`` with our own names of routings and corrections, and a sentence for each that was another's."""
     ours, notes = dict(table), []
     routing, correction = ours.get("routing"), ours.get("correction")
-    if isinstance(routing, str) and routing.upper() in _ROUTINGS:
-        ours["routing"] = _ROUTINGS[routing.upper()]
+    if isinstance(routing, str) and routing.upper() in _TABLE["routings"]:
+        ours["routing"] = _TABLE["routings"][routing.upper()]
         notes.append(f"routing = {routing!r} is routing = {ours['routing']!r}")
     given = correction if isinstance(correction, Mapping) else {"piece": correction}
     named = given.get("piece")
@@ -248,30 +211,6 @@ def _say_terms(terms: list[Regularizer]) -> str:
 
 _BETAS = ("beta", "kl_coef", "kl_coeff", "kl_loss_coef")
 _ESTIMATOR_KEYS = ("kl_estimator", "kl_estimator_type", "kl_loss_type")
-_CLIPS: Mapping[str, str] = {
-    "epsilon": "low high",
-    "clip_ratio": "low high",
-    "clip_low": "low",
-    "clip_ratio_low": "low",
-    "eps_clip_low": "low",
-    "epsilon_high": "high",
-    "clip_high": "high",
-    "clip_ratio_high": "high",
-    "eps_clip_high": "high",
-    "eps_clip_higher": "high",
-}
-PATHS: Mapping[str, str] = {
-    "group_size": "num_generations",
-    "n": "num_generations",
-    "n_samples": "num_generations",
-    "n_samples_per_prompt": "num_generations",
-    "num_generations_per_prompt": "num_generations",
-    "num_iterations": "updates.epochs",
-    "ppo_epochs": "updates.epochs",
-    "ppo_n_minibatches": "updates.minibatches",
-    "importance_sampling_level": "ratio.level",
-    "mask_truncated_completions": "mask_truncated",
-}
 ALIASES: Mapping[str, Rule] = {
     **{key: _same(path) for key, path in PATHS.items()},
     **{key: _clip_rule(sides) for key, sides in _CLIPS.items()},

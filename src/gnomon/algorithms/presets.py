@@ -193,25 +193,15 @@ GSPO_TOKEN = replace(
 )
 
 GMPO = replace(
-    GRPO,
-    name="gmpo",
-    paper="Geometric-Mean Policy Optimization, arXiv 2507.20673",
-    surrogate=GeometricClip(0.4),
+    GRPO, name="gmpo", paper="Geometric-Mean Policy Optimization, arXiv 2507.20673", surrogate=GeometricClip(0.4)
 )
 
 SAPO = replace(
-    GRPO,
-    name="sapo",
-    paper="Soft Adaptive Policy Optimization, arXiv 2511.20347",
-    surrogate=SigmoidGate(1.0, 1.05),
+    GRPO, name="sapo", paper="Soft Adaptive Policy Optimization, arXiv 2511.20347", surrogate=SigmoidGate(1.0, 1.05)
 )
 
 CISPO = replace(
-    GRPO,
-    name="cispo",
-    paper="MiniMax-M1, arXiv 2506.13585",
-    surrogate=PolicyGradient(Cap(5.0)),
-    aggregate=TokenMean(),
+    GRPO, name="cispo", paper="MiniMax-M1, arXiv 2506.13585", surrogate=PolicyGradient(Cap(5.0)), aggregate=TokenMean()
 )
 
 P3O = replace(

@@ -407,11 +407,7 @@ def _critic(algorithm: Composition) -> Iterator[Refusal]:
         names = " and ".join(type(r).__name__ for r in readers)
         yield _refuse(f"{names} {why}", _CRITIC, Fix("regularizers", others))
     if critic is not None and not reads and not critic.ranks_pairs:
-        yield _refuse(
-            f"the critic has no reader: {name} reads no values",
-            Fix("advantage", Gae()),
-            Fix("critic", None),
-        )
+        yield _refuse(f"the critic has no reader: {name} reads no values", Fix("advantage", Gae()), Fix("critic", None))
     if replay is not None and replay.weigh == "surplus" and critic is None:
         yield _refuse(
             "replay.weigh = 'surplus' compares with a critic, and there is none", Fix("replay.weigh", "all"), _CRITIC
@@ -495,14 +491,11 @@ def _keep(algorithm: Composition) -> Iterator[Refusal]:
     keeps_all = Fix("keep", None)
     if algorithm.keep is not None and uses_tracker(algorithm):
         yield _refuse(
-            "keep drops groups of equal rewards, but a tracked baseline learns from each response alone",
-            keeps_all,
+            "keep drops groups of equal rewards, but a tracked baseline learns from each response alone", keeps_all
         )
     elif algorithm.keep is not None and algorithm.num_generations < 2:
         yield _refuse(
-            "keep compares the rewards of a group, and one response is never kept",
-            keeps_all,
-            Fix("num_generations", 2),
+            "keep compares the rewards of a group, and one response is never kept", keeps_all, Fix("num_generations", 2)
         )
 
 

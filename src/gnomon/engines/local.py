@@ -11,14 +11,7 @@ from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.batcher import Request
-from gnomon.engines.thread import (
-    EngineThread,
-    GenerateRequest,
-    InspectRequest,
-    LoadRequest,
-    PendingCall,
-    SleepRequest,
-)
+from gnomon.engines.thread import EngineThread, GenerateRequest, InspectRequest, LoadRequest, PendingCall, SleepRequest
 from gnomon.models.decoder import context_length, vocabulary_size
 from gnomon.models.lora import merged_tensors
 from gnomon.models.reference import response_logprobs
