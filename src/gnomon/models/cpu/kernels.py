@@ -44,7 +44,7 @@ class Kernels:
 
     Attributes:
         name: Identifies sources, compiler and CPU.
-        has_linear: Whether `linear` exists, for bfloat16 on CPUs that multiply pairs of it but no matrices.
+        has_linear: Whether `linear` exists, for bfloat16 on CPUs that multiply pairs of it.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
