@@ -94,6 +94,19 @@ def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, sound: Path, cont
         check_model(str(with_file(sound, tmp_path / "model", OTHERS[0], content)))
 
 
+@pytest.mark.parametrize(
+    "change", [{"special_tokens": {}}, {"single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}]}]
+)
+def test_a_panic_of_the_tokenizer_is_an_error(tmp_path: Path, sound: Path, change: dict[str, object]):
+    """A token that the tokenizer's template names and its table lacks ends a library in Rust, by no Exception."""
+    whole = json.loads((sound / "tokenizer.json").read_text())
+    whole["post_processor"] |= change
+    folder = with_file(sound, tmp_path / "model", "tokenizer.json", json.dumps(whole).encode())
+
+    with pytest.raises(ModelError, match=r"copy its tokenizer files beside it\): PanicException"):
+        load_tokenizer(str(folder))
+
+
 def _mutate(folder: Path, sound: Path, data: st.DataObject) -> None:
     """Change one value of a file of JSON, or some bytes of any file."""
     name = data.draw(st.sampled_from([*WRITTEN, HEAD_FILE]))

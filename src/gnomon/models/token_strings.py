@@ -16,15 +16,17 @@ def parsed(said: str, *passing: type[Exception]) -> Iterator[None]:
     """Turn any error of the block into a ModelError that begins with ``said``; one of ours, or ``passing``, stays.
 
     What the operating system refused (a full disk, a limit) stays as well: the model is not to blame.
-    A damaged config.json alone makes transformers raise nine kinds of error, from OSError to ZeroDivisionError.
+    A damaged config.json alone makes transformers raise nine kinds of error, from OSError to ZeroDivisionError; the
+    panic of a library in Rust (tokenizers, of a token that a template names and nothing has) is no Exception.
     """
     stays: tuple[type[Exception], ...] = (UserError, MemoryError, *passing)
     try:
         yield
     except stays:
         raise
-    except Exception as error:
-        if refusal_of(error) is not None:
+    except BaseException as error:
+        is_panic = type(error).__module__ == "pyo3_runtime"
+        if refusal_of(error) is not None or not (is_panic or isinstance(error, Exception)):
             raise
         raise ModelError(f"{said}: {first_line(error)}") from error
 
