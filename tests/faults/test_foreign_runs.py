@@ -226,7 +226,7 @@ def as_begun(run: Path) -> None:
 
 def as_model(run: Path) -> None:
     """Read a checkpoint's model in every way there is, and render a question."""
-    tried(run / STEP, is_loaded=False)
+    or_ours(lambda: tried(run / STEP, is_loaded=False))
     or_ours(lambda: ChatRenderer(load_tokenizer(str(run / STEP)), "Be brief.")("What is 1+1?"))
 
 
