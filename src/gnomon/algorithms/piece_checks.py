@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import packaged_toml
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,8 @@ class ArrayForm:
 
 
 FORMS: Mapping[str, ArrayForm] = {
-    "Advantage": ArrayForm(
-        "__call__(batch) -> (advantages Float[B T], returns Float[B T] or None), center(batch) -> Float[B T], needs, "
-        "minimum_generations",
-        ("needs", "minimum_generations", "center"),
-    ),
-    "Surrogate": ArrayForm("__call__(view: LossInputs) -> (loss of each token Float[B T], Metrics)"),
-    "Correction": ArrayForm("__call__(view: LossInputs) -> (detached factor of each token Float[B T], Metrics)"),
-    "Regularizer": ArrayForm(
-        "__call__(view: LossInputs) -> (term of each token Float[B T], Metrics), weights(batch, default) -> "
-        "Float[B T], name, needs",
-        ("name", "needs", "weights"),
-    ),
-    "Aggregate": ArrayForm("__call__(mask Bool[B T], group Int[B]) -> weight of each token Float[B T]"),
-    "RatioBound": ArrayForm("__call__(ratio Float[B T], statistics) -> bounded ratio Float[B T]"),
-    "Condition": ArrayForm("__call__(batch) -> Bool[B T], needs, components", ("needs", "components")),
-    "LambdaRule": ArrayForm("__call__(lengths Int[B]) -> Float64[B] in [0, 1]"),
+    name: ArrayForm(form["line"], tuple(form.get("parts", ())))
+    for name, form in packaged_toml("gnomon.algorithms", "protocols.toml").items()
 }
 
 

@@ -30,15 +30,13 @@ LONGEST_REPLY = 80_000
 More floods, whatever it would be in tokens.
 """
 
-_PARTNERS: Mapping[str, Callable[[EnvironmentConfig], EnvAdapter]] = {
-    "class": UserEnv, "tools": Tools, "trl": Tools, "verifiers": VerifiersEnv, "agent": AgentProgram,
-    "gymnasium": GymnasiumEnv, "textarena": TextArenaEnv, "openenv": OpenEnvEnv, "taskset": VerifiersAgent,
+_PARTNERS: Mapping[str, tuple[Callable[[EnvironmentConfig], EnvAdapter], Callable[[EnvironmentConfig], None]]] = {
+    "class": (UserEnv, check_class), "tools": (Tools, check_tools), "trl": (Tools, check_tools),
+    "verifiers": (VerifiersEnv, check_prime), "taskset": (VerifiersAgent, check_taskset),
+    "agent": (AgentProgram, check_agent), "gymnasium": (GymnasiumEnv, check_game),
+    "textarena": (TextArenaEnv, check_game), "openenv": (OpenEnvEnv, check_server),
 }  # fmt: skip
-_CHECKS: Mapping[str, Callable[[EnvironmentConfig], None]] = {
-    "class": check_class, "tools": check_tools, "trl": check_tools, "verifiers": check_prime, "agent": check_agent,
-    "gymnasium": check_game, "textarena": check_game, "openenv": check_server, "taskset": check_taskset,
-}  # fmt: skip
-
+"""What is made for each kind, and what checks its settings."""
 T = TypeVar("T")
 
 
@@ -59,7 +57,7 @@ class EnvServer:
         Raises:
             UserError: The environment cannot be used.
         """
-        _CHECKS[_part(self.plan)](self.plan)
+        _PARTNERS[_part(self.plan)][1](self.plan)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return messages, reward and whether it is done; or a fault: how it failed, in one line."""
@@ -90,7 +88,7 @@ class EnvServer:
 
     def _made(self) -> EnvAdapter:
         if self._adapter is None:
-            self._adapter = _PARTNERS[_part(self.plan)](self.plan)
+            self._adapter = _PARTNERS[_part(self.plan)][0](self.plan)
         return self._adapter
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

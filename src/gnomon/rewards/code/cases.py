@@ -293,7 +293,10 @@ class _Rest:
                 ends = (node.lower, node.upper, node.step)
                 return slice(*(None if end is None else self.value(end) for end in ends))
             case ast.Call():
-                return self._call(node)
+                function = _known(node.func)
+                assert function is not None, "check comes first"
+                words = {word.arg: self.value(word.value) for word in node.keywords if word.arg is not None}
+                return function(*map(self.value, node.args), **words)
         raise ValueError(f"a claim holds {type(node).__name__}")
 
     def _binary(self, node: ast.BinOp) -> Any:
@@ -302,13 +305,6 @@ class _Rest:
         if is_form and isinstance(node.op, ast.Mod):
             return formatted(left, right)
         return BINARY[type(node.op)](left, right)
-
-    def _call(self, node: ast.Call) -> Any:
-        function = _known(node.func)
-        if function is None:
-            raise ValueError("a claim holds an unknown function")
-        words = {word.arg: self.value(word.value) for word in node.keywords if word.arg is not None}
-        return function(*map(self.value, node.args), **words)
 
     def _compare(self, node: ast.Compare) -> bool:
         left = self.value(node.left)

@@ -317,7 +317,8 @@ RUNNER = """
 
     def run_class(cls):
         names = [name for name in dir(cls) if name.startswith("test")]
-        if not hasattr(cls, "assertEqual"):
+        unittest = sys.modules.get("unittest")
+        if unittest is None or not issubclass(cls, unittest.TestCase):
             for name in names:
                 test = cls()
                 for begin in ("setup_method", "setUp"):
@@ -325,16 +326,7 @@ RUNNER = """
                         vars(cls)[begin].__code__.co_argcount > 1 else []))
                 run_test(vars(cls)[name], test) if name in vars(cls) else getattr(test, name)()
             return
-        cls.setUpClass()
-        for name in names:
-            test = cls(name)
-            test.setUp()
-            try:
-                getattr(test, name)()
-            finally:
-                test.tearDown()
-                test.doCleanups()
-        cls.tearDownClass()
+        unittest.defaultTestLoader.loadTestsFromTestCase(cls).debug()
 
     def run_tests(found):
         for test in found:
