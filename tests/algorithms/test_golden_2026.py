@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms import BAPO, GroupRelative, MarginalBest, resolve
-from gnomon.core.types import Batch
+from gnomon.core.types import Batch, TopLogprobs
+from gnomon.models.head import scored
 from gnomon.testing import loss_and_gradient, make_batch
 
 approx = pytest.approx
@@ -337,3 +338,46 @@ def test_given_answers_teachers_and_roles(
 
     assert gradient == approx(slopes, rel=1e-12, abs=1e-15)
     assert found == approx(loss, rel=1e-12)
+
+
+STUDENTS = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]]
+TEACHERS = [[0.5, 0.3, 0.1, 0.1], [0.1, 0.5, 0.2, 0.2], [0.4, 0.1, 0.3, 0.2]]
+TOLD_APART = [[0, 1], [1, 2], [0, 2]]
+DISTANCES = [0.02829991245473989933, 0.08512282595722164401, 0.09233151537307279663]
+SLOPES = [
+    [0.09241298660352883612, -0.0867530041125808562, -0.0028299912454739899, -0.0028299912454739899],
+    [-0.0490587934065386025, 0.17594458746479390054, -0.0778270006517166953, -0.0490587934065386025],
+    [-0.1405837861547020875, 0.10462352709822947164, -0.0686632680417568557, 0.10462352709822947164],
+]
+
+
+@pytest.mark.parametrize(("name", "taught"), [("sdft", [True, True]), ("sdpo", [True, True]), ("sdpo", [False, True])])
+def test_self_distillation(name: str, taught: list[bool]):
+    """KL of three tokens over two told apart and a lump, and the slope p (f - KL) of each logit, over 3 tokens.
+
+    The first token: 0.6 ln(0.6 / 0.5) + 0.2 ln(0.2 / 0.3) + 0.2 ln(0.2 / 0.2); those of the other tokens likewise, in
+    arithmetic of 50 digits. f of a token of the lump is that of the lump. An answer of the first response's group for
+    which there is no other that succeeded counts in the mean and has no slope.
+    """
+    algorithm = resolve({"preset": name, "surrogate.top_k": 2})
+    logits = torch.tensor(STUDENTS).log().requires_grad_()
+    others = torch.tensor(TEACHERS).log().gather(1, torch.tensor(TOLD_APART))
+    head = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.eye_(head.weight)
+    top = TopLogprobs(torch.tensor(TOLD_APART), others)
+    logprobs, _, kl = scored(logits, head, torch.tensor([0, 1, 3]), (1.0, 256, False), top)
+    places = (torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
+    current = torch.zeros(2, 2).index_put(places, logprobs)
+    batch = make_batch([1.0, 0.0], [[1, 1], [1]], [0, 0], behavior=current.tolist())
+    batch = algorithm.weigh(algorithm.prepare(batch.with_fields(hint_lengths=torch.tensor(taught).long() * 3)))
+    statistics = algorithm.statistics(current, batch, current)
+    loss = algorithm.loss(current, torch.zeros(2, 2), batch, statistics, torch.zeros(2, 2).index_put(places, kl))
+    loss.total.backward()
+
+    factors = [float(taught[0]), float(taught[0]), float(taught[1])]
+    assert kl.tolist() == approx(DISTANCES, abs=2e-7)
+    assert float(loss.total.detach()) == approx(
+        sum(f * d for f, d in zip(factors, DISTANCES, strict=True)) / 3, abs=2e-7
+    )
+    expected = torch.tensor([[f * s / 3 for s in row] for f, row in zip(factors, SLOPES, strict=True)])
+    torch.testing.assert_close(logits.grad, expected, atol=2e-7, rtol=0)

@@ -1,6 +1,7 @@
 """Compositions that cannot be meant, each refused with its fix."""
 
 import random
+import re
 from dataclasses import fields, replace
 from math import inf, nan
 from typing import Any, get_type_hints
@@ -15,17 +16,22 @@ from gnomon.algorithms import (
     GMPO,
     GRPO,
     GSPO,
+    NAMED,
     P3O,
     PPO,
     PRESETS,
+    RAFT,
     REINFORCE_PP_BASELINE,
     SAPO,
+    SDFT,
+    SDPO,
     SPO,
     VAPO,
     VAPO_REVIEW,
     Algorithm,
     Cap,
     ClippedSurrogate,
+    ConstantAdvantage,
     ConstantLength,
     CriticConfig,
     EmaProximal,
@@ -37,12 +43,15 @@ from gnomon.algorithms import (
     GroupRelative,
     Informative,
     Kl,
+    MaskedIS,
     OptimalValue,
     OverlongPenalty,
     PolicyGradient,
     Prioritized,
     Ratio,
+    ReferencePolicy,
     Regression,
+    RejectionSampling,
     SelfImitation,
     SelfImitationBuffer,
     SequenceMean,
@@ -55,12 +64,13 @@ from gnomon.algorithms import (
     Updates,
     Whitened,
 )
-from gnomon.algorithms.build import _value
+from gnomon.algorithms.build import _value, resolve
 from gnomon.algorithms.validate import Fix, changed, refusals, said
 from gnomon.config.experiment import load, to_toml
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import set_path
+from gnomon.testing import loss_and_gradient, make_batch
 
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("sequence ratio, token mean", GSPO, {"aggregate": TokenMean()}, 'set algorithm.aggregate = "SequenceMean"'),
@@ -101,6 +111,9 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("soft gate with a correction", SAPO, {"correction": TruncatedIS()}, "SigmoidGate"),
     ("geometric clip, token mean", GMPO, {"aggregate": TokenMean()}, "only SequenceMean"),
     ("geometric clip, sequence ratio", GMPO, {"ratio": Ratio(level="sequence")}, 'algorithm.ratio.level = "token"'),
+    ("another answer of a group of one", SDPO, {"num_generations": 1}, "no row would be taught; set .*generations = 2"),
+    ("the best of one", RAFT, {"num_generations": 1}, "set algorithm.num_generations = 2"),
+    ("an advantage of 0", SDFT, {"advantage": ConstantAdvantage(0.0)}, "set algorithm.advantage.value = 1.0"),
     ("one term twice", GRPO, {"regularizers": (Kl(), Kl())}, "kl_reference appear more than once"),
     ("punished and masked", DAPO, {"mask_truncated": True}, 'mask_truncated = false or algorithm.overlong = "none"'),
     (
@@ -288,6 +301,60 @@ def test_everything_that_is_wrong_is_said_at_once():
     """Two mistakes make one error with both."""
     with pytest.raises(ConfigError, match=r"group size 1.*; and .*sampler Prioritized"):
         replace(GRPO, num_generations=1, sampler=Prioritized())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "reward-model"])
+@pytest.mark.parametrize("generations", [1, 2, 3])
+def test_no_group_size_is_accepted_that_teaches_nothing(name: str, generations: int):
+    """Each algorithm with such groups is refused, or has a gradient on groups of different rewards, on policy."""
+    try:
+        algorithm = resolve({"preset": name, "num_generations": generations})
+    except ConfigError:
+        return
+    rows = 4 * generations
+    group = [row // generations for row in range(rows)]
+    rewards = [[1.0, 0.0, 0.25][(row + row // generations) % 3] for row in range(rows)]
+    if algorithm.samples in ("pairs", "labels"):
+        rewards = [1.0 - 2 * (row % 2) for row in range(rows)]
+    tokens = [[-0.3 - 0.1 * row, -0.7] for row in range(rows)]
+    batch = make_batch(rewards, [[1, 1]] * rows, group, behavior=tokens, proximal=tokens, sharpened=tokens,
+                       reference=[[-0.5, -0.6]] * rows, values=[[0.1, 0.4]] * rows, baseline=[0.3] * rows,
+                       component_rewards=[[r, 1 - r] for r in rewards], components=("a", "b"),
+                       component_weights=(1.0, 0.5))  # fmt: skip
+
+    _, gradient = loss_and_gradient(algorithm, algorithm.prepare(batch), batch.behavior)
+
+    assert bool(gradient.isfinite().all())
+    assert float(gradient.abs().max()) > 1e-9
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.0, 5.0), (0.1, 0.9), (1.0, 1.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("piece", [MaskedIS, RejectionSampling])
+def test_a_band_of_weights_holds_1(piece: Any, low: float, high: float):
+    """A band without the weight of equal policies drops every token on policy."""
+    assert piece(0.0, 1.0).high == piece(1.0, 2.0).low == 1
+    with pytest.raises(ConfigError, match=r"low.*(with 1 between them|must be >= 0)"):
+        piece(low, high)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("{question} {", "a '{' without its other brace"),
+        ("{question} answer}", "a '}' without its other brace"),
+        ("{question} {answer", "a '{' without its other brace"),
+        ("{question} { answer }", "write {answer}"),
+        ("{question} {answer }", "write {answer}"),
+        (" {question}\n", "asks the reference what the policy is asked"),
+        ("{answer}", "has no {question}"),
+    ],
+)
+def test_a_prompt_of_the_reference_is_read_as_it_is_meant(prompt: str, said: str):
+    """A slip is refused; braces that mean themselves are not."""
+    for fine in (r"{question} \boxed{{answer}}", '{question} {"a": {"b": 1}}', r"{question} \{1, 2", "{question} {}"):
+        assert ReferencePolicy(prompt=fine).prompt == fine
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ReferencePolicy(prompt=prompt)
 
 
 def test_a_dual_clip_needs_a_clip():

@@ -1,6 +1,7 @@
 """Rows with their answers as tokens: what is trained on, what is not, and what is refused."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -300,7 +301,11 @@ def test_a_labelled_answer_is_read_with_that_of_another_row(tmp_path: Path):
     ("given", "said"),
     [
         ([{"prompt": "Salve!", "completion": "a", "label": "good"}] * 2, "label: must be true or false, got 'good'"),
-        ([{"prompt": "Salve!", "completion": "a"}] * 2, "label: must be true or false, got None"),
+        (
+            [{"prompt": "Salve!", "completion": "a"}] * 2,
+            "label: is not there; another column",
+        ),
+        ([{"prompt": "Salve!", "completion": "a", "label": math.nan}] * 2, "label: nan is no number"),
         ([{"prompt": "Salve!", "label": True}] * 2, "completion: missing; the row has prompt, label"),
         ([{"prompt": "Salve!", "completion": "a", "label": True}], "each row is read with another row's answer"),
     ],
@@ -309,6 +314,17 @@ def test_a_row_without_a_label_is_refused(given: list[dict[str, Any]], said: str
     """The message names row, column and flaw; one row has no other."""
     with pytest.raises((ConfigError, DatasetError), match=re.escape(said)):
         rows(tmp_path, *given, answers="labels")
+
+
+def test_a_label_of_a_file_without_types_is_read(tmp_path: Path):
+    """CSV has no true: 1, 0 and words in any case mean it, as they do in JSON."""
+    given = [
+        {"prompt": f"Salve {n}!", "completion": "a", "label": label} for n, label in enumerate(["1", 0, "True", 1.0])
+    ]
+
+    found = rows(tmp_path, *given, answers="labels")
+
+    assert [task.given_rewards[0] for task in found] == [1, -1, 1, 1]
 
 
 def test_tasks_without_pairs_are_refused():

@@ -179,6 +179,11 @@ class Accepted(Advantage):
     above: float = 0.0
     best: bool = False
 
+    @property
+    def minimum_generations(self) -> int:
+        """2 where the best of a group is meant."""
+        return 1 + self.best
+
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]."""
         accepted = batch.is_graded & (batch.rewards > self.above)

@@ -52,13 +52,21 @@ class TruncatedIS:
         return factor, Metrics.of(measured) + _measure(weight, factor, view)
 
 
+def _check_band(low: float, high: float, piece: str) -> None:
+    if not 0 <= low <= 1 <= high or low == high:
+        raise ConfigError(
+            f"{piece} needs 0 <= low < high with 1 between them, the weight of a token on which both policies agree; "
+            f"got low={low}, high={high}"
+        )
+
+
 @dataclass(frozen=True)
 @bounded(low=">= 0", high="> 0")
 class MaskedIS:
     """w where it lies in [low, high], else 0: masked importance sampling; IcePop on tokens, MIS on sequences.
 
     Attributes:
-        low, high: Dimensionless, 0 <= low < high; low = 0 is no lower bound.
+        low, high: Dimensionless, 0 <= low < high, 1 between them; low = 0 is no lower bound.
         level: As in `TruncatedIS`.
 
     Source: IcePop (0.5, 5.0); MIS with (0, 3.0), level="sequence", is TRL's default.
@@ -69,8 +77,7 @@ class MaskedIS:
     level: Level = "token"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high:
-            raise ConfigError(f"MaskedIS needs 0 <= low < high, got low={self.low}, high={self.high}")
+        _check_band(self.low, self.high, "MaskedIS")
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
@@ -87,7 +94,7 @@ class RejectionSampling:
     """1 where w lies in [low, high], else 0: tokens or responses that are too far off are left out, others untouched.
 
     Attributes:
-        low, high: Dimensionless, 0 <= low < high.
+        low, high: Dimensionless, 0 <= low < high, 1 between them.
         level: As in `TruncatedIS`; "geometric" is the usual one.
 
     Source: geometric rejection of rollout engines' mismatch (verl's ``seq_mean_k1``, bounds on w itself).
@@ -99,8 +106,7 @@ class RejectionSampling:
     is_filter: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high:
-            raise ConfigError(f"RejectionSampling needs 0 <= low < high, got low={self.low}, high={self.high}")
+        _check_band(self.low, self.high, "RejectionSampling")
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""

@@ -97,7 +97,11 @@ class Kl(_Weighted):
         if anchor is None:
             raise ConfigError("a KL to the reference needs 'reference' log-probabilities; score them first")
         is_exact = self.estimator == "exact"
-        estimate = exact_kl(view, "Kl") if is_exact else kl_estimate(view, anchor, self.estimator)
+        estimate = (
+            exact_kl(view, "Kl(estimator = 'exact')", _UNBIASED)
+            if is_exact
+            else kl_estimate(view, anchor, self.estimator)
+        )
         return self.coefficient * estimate, Metrics.of(
             {f"loss/{self.name}_estimate_nats": average(estimate, batch.mask)}
         )
@@ -161,7 +165,11 @@ class EssKl(Regularizer):
             anchor = _mixture(view, 1 - e, 1 - other)
             e = smallest(e, other)
         is_exact = self.estimator == "exact"
-        estimate = exact_kl(view, "EssKl") if is_exact else kl_estimate(view, anchor, self.estimator)
+        estimate = (
+            exact_kl(view, "EssKl(estimator = 'exact')", _UNBIASED)
+            if is_exact
+            else kl_estimate(view, anchor, self.estimator)
+        )
         factor = 1 - e
         measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
         return factor * estimate, measured
@@ -333,7 +341,10 @@ def _mixture(view: LossInputs, of_behavior: float, of_proximal: float) -> Tensor
     return torch.logaddexp(masked(behavior, mask) + first, masked(view.proximal, mask) + second)
 
 
-def exact_kl(view: LossInputs, piece: str) -> Tensor:
+_UNBIASED = 'set estimator = "unbiased", or train on it'
+
+
+def exact_kl(view: LossInputs, piece: str, fix: str) -> Tensor:
     """Return KL(current || anchor) over the distributions of each token Float[B T], 0 where masked or not taught.
 
     Raises:
@@ -342,7 +353,7 @@ def exact_kl(view: LossInputs, piece: str) -> Tensor:
     if view.anchor_kl is None:
         raise ConfigError(
             f"{piece} needs the distributions of each token, and the batch has none: the engine returned no "
-            'Completion.top, or it is a recorded batch; set estimator = "unbiased", or train on it'
+            f"Completion.top, or it is a recorded batch; {fix}"
         )
     return masked(view.anchor_kl, view.batch.mask & view.batch.is_taught[:, None])
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnomon.core.errors import ConfigError, bounded, check_bounds
+from gnomon.core.sections import check_braces
 
 __all__ = [
     "EmaProximal", "Greso", "Informative", "NoPositiveResampling", "OptimalValue", "OverlongPenalty", "Prioritized",
@@ -253,6 +254,12 @@ class ReferencePolicy:
     def __post_init__(self) -> None:
         if self.prompt and "{question}" not in self.prompt:
             raise ConfigError(f"reference.prompt = {self.prompt[:60]!r} has no {{question}}; write it where it stands")
+        check_braces("algorithm.reference.prompt", self.prompt)
+        if self.prompt.strip() == "{question}":
+            raise ConfigError(
+                "reference.prompt = '{question}' asks the reference what the policy is asked; write what it shall know "
+                "too, such as '{question} (The answer is {answer}.)', or remove it"
+            )
         if self.model == "policy" and not self.prompt:
             raise ConfigError(
                 'reference.model = "policy" is the policy itself, and with the same prompt the distance is 0; set '

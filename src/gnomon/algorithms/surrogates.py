@@ -363,7 +363,7 @@ class Distillation:
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token; nothing is clipped."""
         mask = view.batch.mask
-        kl = exact_kl(view, "Distillation")
+        kl = exact_kl(view, "Distillation", "train on it (sdft, sdpo), or dissect another algorithm")
         nothing = fraction(torch.zeros_like(mask), mask)
         measured = {"loss/clipped_fraction": nothing, "loss/kl_teacher_nats": average(kl, mask)}
         return view.advantages * kl, Metrics.of(measured)

@@ -233,6 +233,12 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
         yield _refuse("demonstrated puts the dataset's answer beside the policy's own", Fix("num_generations", 2))
     if reads_given and not algorithm.demonstrated:
         yield _refuse("no response is given, and GivenShaping and GivenNll are about those", Fix("demonstrated", True))
+    if "{sibling}" in algorithm.reference.prompt and generations < 2:
+        yield _refuse(
+            "reference.prompt shows {sibling}, another answer of the group, and a group has one answer, so that no row "
+            "would be taught",
+            Fix("num_generations", 2),
+        )
     repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
     if repeated:
         first = {r.name: r for r in reversed(algorithm.regularizers)}
@@ -244,6 +250,8 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
 
 
 def _advantage(algorithm: Composition) -> Iterator[Refusal]:
+    if algorithm.advantage == ConstantAdvantage(0.0) and not algorithm.ranks_pairs:
+        yield _refuse("an advantage that is always 0 teaches nothing", Fix("advantage.value", 1.0))
     for place, advantage in parts_of(algorithm.advantage):
         if isinstance(advantage, Whitened | Normalized):
             yield from _scaled_twice(place, advantage)

@@ -30,7 +30,8 @@ def show(result: "Result", as_json: bool) -> int:
     is_greedy = any(re.match("temperature 0[ ,]", part.drawn) for e in evaluations for part in e.parts or [e])
     is_measured = any(e.loss_nats is not None for e in evaluations)
     ranks = any("margin" in e.scores and not e.drawn for e in evaluations)
-    rewards = quote(f'rewards=[{{kind = "model", model = {json.dumps(str(result.directory))}}}]')
+    form = "" if _has_template(result.model) else ', form = "plain"'
+    rewards = quote(f'rewards=[{{kind = "model", model = {json.dumps(str(result.directory))}{form}}}]')
     lines += [
         "",
         f"run     {result.directory}",
@@ -46,6 +47,13 @@ def show(result: "Result", as_json: bool) -> int:
         lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")
     print("\n".join(lines))
     return 0
+
+
+def _has_template(model: Path) -> bool:
+    settings = model / "tokenizer_config.json"
+    return (model / "chat_template.jinja").is_file() or (
+        settings.is_file() and json.loads(settings.read_text()).get("chat_template") is not None
+    )
 
 
 def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> list[str]:

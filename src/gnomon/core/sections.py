@@ -606,6 +606,30 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
             raise ConfigError(f"{place} is null, which the record of an experiment cannot hold; leave it out")
 
 
+_ESCAPED = re.compile(r"\\[{}]")
+_BRACES = re.compile(r"\{[^{}]*\}")
+_SPACED = re.compile(r"(?<![A-Za-z}^_\\])\{(?: +(\w+) *| *(\w+) +)\}")
+
+
+def check_braces(key: str, template: str) -> None:
+    r"""Refuse a text with columns in braces of which one brace is alone, or a column has blanks around it.
+
+    >>> check_braces("task.template", r"{question} Write \boxed{x} or \{1, 2\}.")
+    """
+    left = _ESCAPED.sub("", template)
+    spaced = _SPACED.search(left)
+    if spaced is not None:
+        raise ConfigError(f"{key}: {spaced[0]!r} names no column with its blanks; write {{{spaced[1] or spaced[2]}}}")
+    while _BRACES.search(left):
+        left = _BRACES.sub("", left)
+    alone = re.search("[{}]", left)
+    if alone is not None:
+        raise ConfigError(
+            f"{key} = {template[:60]!r} has a {alone[0]!r} without its other brace; a column is written as {{answer}}, "
+            f"and a brace that means itself as \\{alone[0]}"
+        )
+
+
 def check_texts(value: Any, place: str = "") -> None:
     """Refuse texts with half a surrogate pair, in a table, its keys or a text alone.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.core.errors import ConfigError, on_one_line, shortened
+from gnomon.core.sections import check_braces
 from gnomon.tasks.base import Content, Further
 
 UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
@@ -54,6 +55,7 @@ class Wording:
         if not self.template:
             return
         names = self.columns
+        check_braces("task.template", self.template)
         if _QUESTION not in names:
             raise ConfigError(
                 f"task.template = {self.template[:60]!r} has no {{question}}, so every row would ask the same; write "

@@ -398,6 +398,8 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
 ANSWER_COLUMNS = (
     "solution", "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "label",
 )  # fmt: skip
+_LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""What a label may be, as text: CSV has no other."""
 LISTED = 3
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")
 _SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant",
@@ -586,9 +588,11 @@ class TableTask:
         rejected, flaw = self._rejected(row.values, turns)
         if flaw is not None:
             return None, flaw
-        label = True if self.label_column is None else row.values.get(self.label_column)
-        if label not in (True, False):
-            return None, f"{self.label_column}: must be true or false, got {_shown(label)}"
+        given = True if self.label_column is None else row.values.get(self.label_column)
+        label = _LABELS.get(str(given).strip().lower())
+        if label is None:
+            said = "is not there" if given is None else f"must be true or false, got {_shown(given)}"
+            return None, f"{self.label_column}: {said}; another column with labels is task.label_column"
         answer, flaw = self._answer(row)
         if flaw is not None and not turns:
             return None, flaw
@@ -608,7 +612,7 @@ class TableTask:
         if answer is not None:
             columns["answer"] = answer
         return Question(str(number) if number is not None else f"{digest(content)}-{row.number}",
-                        content, text, columns, further, turns, rejected, bool(label)), None  # fmt: skip
+                        content, text, columns, further, turns, rejected, label), None  # fmt: skip
 
     def _text(self, row: Row, text: str) -> tuple[Question | None, str | None]:
         """Return a row of text, which is trained on as a whole, or None and what is wrong with it."""

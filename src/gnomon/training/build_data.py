@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReferencePolicy, ReverseKl
+from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReverseKl
 from gnomon.algorithms.protocols import Composed, parts_of
 from gnomon.algorithms.sections import Greso, NoPositiveResampling, OptimalValue, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
@@ -272,15 +272,20 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     check_weights(experiment.model, experiment.trust_remote_code)
     with working(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
-    _check_teachers(experiment.algorithm, experiment.model, experiment.task, tokenizer)
+    lora = experiment.lora
+    is_first = experiment.continue_from is None and (lora is None or (lora.base, lora.adapter) == ("unquantized", None))
+    _check_teachers(experiment.algorithm, experiment.model, experiment.task, tokenizer, is_first)
     if experiment.environment is not None:
         TurnTokenizer.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
     return grading, tokenizer, ChatRenderer(tokenizer, experiment.system or None, tools, told if schemas else None)
 
 
-def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenizer: Tokenizer) -> None:
+def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenizer: Tokenizer, is_first: bool) -> None:
     """Refuse a reference that cannot be compared with the model, or that has nothing to teach.
+
+    Args:
+        is_first: Whether the policy begins with the model's own weights.
 
     Raises:
         ConfigError: A teacher has other tokens, a mixture no such part, or the only teacher is the model itself.
@@ -303,10 +308,12 @@ def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenize
             f"{', '.join(parts) or 'none, the task is a single one'}); set algorithm.reference.model for all questions"
         )
     learns = isinstance(algorithm.advantage, ReverseKl) or isinstance(algorithm.surrogate, Distillation)
-    if learns and plan == ReferencePolicy():
+    if learns and not plan.prompt and (not plan.teachers or (is_first and set(plan.teachers) == {model})):
+        own = "an average of the model's own weights" if plan.model == "average" else "the model's own first weights"
         raise ConfigError(
-            f"algorithm '{algorithm.name}' learns from a teacher, and algorithm.reference is the model's own first "
-            "weights, which teach nothing; set algorithm.reference.model to a folder, a run or a model"
+            f"algorithm '{algorithm.name}' learns from a teacher, and algorithm.reference is {own}, which teach "
+            "nothing; set algorithm.reference.model to another folder, run or model, or algorithm.reference.prompt to "
+            "what the model itself shall know"
         )
 
 
