@@ -1,8 +1,8 @@
-"""Make the weights of the built-in model tiny-sums, with which `gnomon train tiny-sums` begins.
+"""Make the weights of the built-in model tiny-sums, with which `gnomon train tiny` begins.
 
     python -m experiments.claims.tiny_sums
 
-The model of `tiny` is taught by supervised steps on the hundred sums of two digits: at first rightly one time in five
+The model `tiny` is taught by supervised steps on the hundred sums of two digits: at first rightly one time in five
 and with another digit otherwise, for so long that the right answer to each sum is the likeliest; then rightly one time
 in seven at a lower rate of learning. So it knows little and that little of every sum, as a language model does of what
 its pretraining saw, the sums that are held out later among them. Five minutes on one core.

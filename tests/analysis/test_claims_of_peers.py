@@ -15,6 +15,7 @@ from experiments.claims.gradient_noise import noise_by_length, weights_add
 from experiments.claims.lengths import LETTERS, lowest_after_best, write_stretches
 from experiments.claims.mixtures import share as mean_share
 from experiments.claims.rescoring import Answers, routers_share, won_back
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.types import Grade, Rollout
@@ -82,16 +83,16 @@ def test_a_mistake_is_marked_by_a_capital(tmp_path: Path):
 @pytest.mark.parametrize("name", CRITIC_ARMS)
 def test_every_arm_of_the_ablation_is_an_experiment(name: str):
     """What it says over the table is understood, and is another algorithm than VAPO's own."""
-    algorithm = load("tiny", CRITIC_ARMS[name]).experiment.algorithm
+    algorithm = load(RANDOM, CRITIC_ARMS[name]).experiment.algorithm
 
     assert algorithm.updates.total == 4
-    assert (algorithm == load("tiny", CRITIC_ARMS["vapo"]).experiment.algorithm) == (name == "vapo")
+    assert (algorithm == load(RANDOM, CRITIC_ARMS["vapo"]).experiment.algorithm) == (name == "vapo")
 
 
 @pytest.mark.parametrize("name", ["vapo", "ppo", "grpo", "the review's"])
 def test_a_pace_says_how_many_updates_a_step_has(name: str):
     """Four are each arm's own; two are said over them, of the policy and of a critic where there is one."""
-    two = load("tiny", CRITIC_ARMS[name] + TrainingPace(minibatches=2).overrides(name)).experiment.algorithm
+    two = load(RANDOM, CRITIC_ARMS[name] + TrainingPace(minibatches=2).overrides(name)).experiment.algorithm
 
     assert TrainingPace().overrides(name) == ()
     assert two.updates.total == 2
@@ -177,7 +178,7 @@ def test_replay_takes_the_routers_share_of_a_ratio_away(tmp_path: Path):
         "task.size=60",
     )
     for model in ("tiny-moe", "tiny"):
-        train_experiment(load("tiny", [*kept, f"model={model}", f"rewards={reward}"]), tmp_path / model)
+        train_experiment(load(RANDOM, [*kept, f"model={model}", f"rewards={reward}"]), tmp_path / model)
 
     share = routers_share(tmp_path / "tiny-moe", 1)
     assert share.tokens < 1.0
@@ -201,7 +202,7 @@ def test_what_choices_win_back_is_told_from_weights(tmp_path: Path):
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps({"question": f"{n}=", "answer": str(n % 7)}) + "\n" for n in range(60)))
     for name, shape in shapes.items():
-        base = load("tiny", [f"model={save_tiny(tmp_path / name, 0, shape)}", "steps=2", 'rewards=[{kind="exact"}]'])
+        base = load(RANDOM, [f"model={save_tiny(tmp_path / name, 0, shape)}", "steps=2", 'rewards=[{kind="exact"}]'])
         experiment = replace(base.experiment, task=TableTask(str(table)), held_out=HeldOut(size=1, fraction=0.2))
         run = RunDirectory(tmp_path / f"run-{name}")
         run.path.mkdir()
@@ -234,7 +235,7 @@ def test_the_noise_of_weights_follows_from_the_seed(tmp_path: Path):
     found = []
     for place in (tmp_path / "one", tmp_path / "two"):
         for name, settings in arms.items():
-            train_experiment(load("tiny", settings), place / name)
+            train_experiment(load(RANDOM, settings), place / name)
         found.append(noise_by_length(RunRecord(place / "asked"), RunRecord(place / "trained"), 5))
 
     assert str(found[0]) == str(found[1])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import NAMED
 from gnomon.algorithms.protocols import LossInputs, PieceResult
@@ -33,7 +34,7 @@ class Halved:
 
 def planned(*overrides: str) -> RunEstimate:
     """Return the plan of the `tiny` experiment with these changes."""
-    resolved = Resolved(load("tiny", [*TINY, *overrides]).experiment)
+    resolved = Resolved(load(RANDOM, [*TINY, *overrides]).experiment)
     with Console() as console:
         asked, *_ = checked(resolved, console)
     return make_plan(resolved, asked, model_size(resolved.experiment.model))
@@ -147,7 +148,7 @@ def test_a_plain_algorithm_is_said_in_seven_lines():
 
 def test_a_piece_of_ones_own_is_shown_as_it_was_written():
     """What the plan has no words for is not left out."""
-    experiment = load("tiny", TINY).experiment
+    experiment = load(RANDOM, TINY).experiment
     own = replace(experiment, algorithm=replace(experiment.algorithm, correction=Halved()))
 
     assert "Policies: Halved(by=2) is applied." in paragraphs(own, Costs(1, 0, 0, 0, False))
@@ -205,7 +206,7 @@ def test_the_copy_that_is_counted_is_the_one_that_is_kept(tmp_path: Path):
     # A first letter in half of the alphabet is rewarded, so that there is something to learn, and moments of it.
     learnable = "rewards=[{kind='format', pattern='[!-P].*'}]"
     several = (*TINY, learnable, "algorithm.updates.minibatches=2", "steps=1", "evaluation.before=false")
-    run = train_experiment(load("tiny", several), tmp_path / "run")
+    run = train_experiment(load(RANDOM, several), tmp_path / "run")
     kept = load_file(run.model / "state" / "learner.safetensors")
 
     assert sum(tensor.nbytes for tensor in kept.values()) == pytest.approx(planned(*several).undo_bytes, rel=0.01)
@@ -220,12 +221,12 @@ def test_a_time_that_nobody_waits_for_is_said_as_such():
 def test_routing_without_experts_is_said_when_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A dense model is trained with routing replay as it is without, and that is said once."""
     train_experiment(
-        load("tiny", [*TINY, "algorithm.routing=behavior", "steps=0", "evaluation.before=false"]), tmp_path
+        load(RANDOM, [*TINY, "algorithm.routing=behavior", "steps=0", "evaluation.before=false"]), tmp_path
     )
     said = capsys.readouterr().err
 
     assert said.count("tiny has no experts, so there is no routing to replay") == 1
-    assert not starting_notes(load("tiny", [*TINY, "model=tiny-moe", "algorithm.routing=behavior"]).experiment)
+    assert not starting_notes(load(RANDOM, [*TINY, "model=tiny-moe", "algorithm.routing=behavior"]).experiment)
 
 
 def test_a_lambda_of_zero_for_every_answer_is_said_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -233,7 +234,7 @@ def test_a_lambda_of_zero_for_every_answer_is_said_aloud(tmp_path: Path, capsys:
     told = "gives lambda 0 to answers of fewer than 21 tokens, and none may have more than 3"
     cure = "set algorithm.advantage.policy_lambda.alpha = 6.7, which gives an answer of the whole budget lambda 0.95"
     vapo = [*TINY, "algorithm=vapo", "algorithm.critic.pretraining=none", "steps=0", "evaluation.before=false"]
-    train_experiment(load("tiny", vapo), tmp_path / "run")
+    train_experiment(load(RANDOM, vapo), tmp_path / "run")
     said = capsys.readouterr().err
 
     for sentence in (told, cure):
@@ -246,12 +247,12 @@ def test_the_note_ends_where_an_answer_can_be_long_enough(length: int, is_short:
     """1 - 1 / (0.05 l) is above 0 from 21 tokens on; whitened advantages are looked into, and named by their path."""
     longest = f"sampling.max_completion_length={length}"
     whitened = "algorithm.advantage={piece='Whitened', of={piece='Gae', policy_lambda={piece='LengthAdaptive'}}}"
-    plain = lambda_note(load("tiny", [*TINY, "algorithm=vapo", longest]).experiment)
-    inside = lambda_note(load("tiny", [*TINY, "algorithm=vapo", longest, whitened]).experiment)
+    plain = lambda_note(load(RANDOM, [*TINY, "algorithm=vapo", longest]).experiment)
+    inside = lambda_note(load(RANDOM, [*TINY, "algorithm=vapo", longest, whitened]).experiment)
 
     assert (plain is not None, inside is not None) == (is_short, is_short)
     assert inside is None or "set algorithm.advantage.of.policy_lambda.alpha = 1," in inside
-    assert lambda_note(load("tiny", [*TINY, longest]).experiment) is None
+    assert lambda_note(load(RANDOM, [*TINY, longest]).experiment) is None
 
 
 def test_every_engine_is_in_memory():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from experiments.claims.estimates import NotMeasured
 from experiments.claims.ratio_spread import spread, step_spread
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.training.api import train_experiment
@@ -58,7 +59,7 @@ def test_a_step_moves_the_answers_of_the_next_one(tmp_path: Path):
     """A token moves more than the mean of a response; without answers after the last step there is nothing to score."""
     reward = '[{kind="function",function="examples/own_reward.py:starts_with_a_digit"}]'
     kept = ("steps=2", "checkpoints.every=1", "evaluation.before=false", "rollouts_per_step=32", "task.size=60")
-    train_experiment(load("tiny", [*kept, f"rewards={reward}"]), tmp_path / "run")
+    train_experiment(load(RANDOM, [*kept, f"rewards={reward}"]), tmp_path / "run")
     found = step_spread(tmp_path / "run", 1)
 
     assert 0 < found.response < found.token

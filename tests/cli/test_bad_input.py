@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.models.tiny import save_tiny
@@ -58,7 +59,7 @@ def test_weights_that_cannot_be_read_are_refused(place: Path, model: Path, tmp_p
     """In plan as in train, with the file's name."""
     folder = save_tiny(tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"garbage")
-    assert main(["plan", "tiny", f"model={folder}"]) == 2
+    assert main(["plan", RANDOM, f"model={folder}"]) == 2
     assert "model.safetensors' is damaged" in capsys.readouterr().err
 
 
@@ -76,7 +77,7 @@ def test_all_missing_packages_are_named_at_once(
     """One message, one command that installs them, and no run directory."""
     for name in missing:
         monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
-    said = refused(capsys, "train", "tiny", *overrides)
+    said = refused(capsys, "train", RANDOM, *overrides)
 
     assert f"{len(missing)} packages are not installed" in said
     assert f"run: pip install {' '.join(missing)}" in said
@@ -179,7 +180,7 @@ def test_wrong_input_is_refused(place: Path, model: Path, capsys: Capture, case:
     run = ["--run-dir", "run"] if verb == "train" else []
     before = sorted(place.iterdir())
     models = [] if any(override.startswith("model=") for override in overrides) else [f"model={model}"]
-    said = refused(capsys, verb, "tiny", *run, *models, *overrides)
+    said = refused(capsys, verb, RANDOM, *run, *models, *overrides)
 
     assert expected in said
     assert sorted(p for p in place.iterdir() if p.name != "__pycache__") == before
@@ -205,7 +206,7 @@ def test_all_bad_rows_are_named_at_once(place: Path, model: Path, capsys: Captur
     write_rows(place / "bad.jsonl", [*ROWS[:2], *bad])
     with open(place / "bad.jsonl", "a") as file:
         file.write("{torn\n")
-    said = refused(capsys, "train", "tiny", f"model={model}", "task=bad.jsonl", NUMERIC, "--run-dir", "run")
+    said = refused(capsys, "train", RANDOM, f"model={model}", "task=bad.jsonl", NUMERIC, "--run-dir", "run")
 
     assert "5 of 7 rows of bad.jsonl cannot be used" in said
     for line in (
@@ -221,7 +222,7 @@ def test_a_prompt_longer_than_the_context_is_named(place: Path, model: Path, cap
     """The row's id and length are in the message, before any weight is read."""
     write_rows(place / "long.jsonl", [*ROWS, {"id": "the long one", "prompt": "x" * 1100, "answer": "1"}])
     options = ("task=long.jsonl", NUMERIC, "held_out.size=1", "held_out.fraction=0.2", "rollouts_per_step=8")
-    said = refused(capsys, "train", "tiny", f"model={model}", *options, "--run-dir", "run")
+    said = refused(capsys, "train", RANDOM, f"model={model}", *options, "--run-dir", "run")
 
     # The byte tokenizer writes a token a byte, and a beginning-of-text token before them.
     assert "1021 tokens, the context of 1024 less max_completion_length 3: the long one (1101)" in said
@@ -234,7 +235,7 @@ def test_rewards_that_cannot_be_used(place: Path, model: Path, capsys: Capture):
 
     def message(function: str) -> str:
         reward = f'rewards=[{{kind="function", function="{function}"}}]'
-        return refused(capsys, "train", "tiny", f"model={model}", reward, "--run-dir", "run")
+        return refused(capsys, "train", RANDOM, f"model={model}", reward, "--run-dir", "run")
 
     assert "reward 'mine.py:score' (answer, truth)" in message("mine.py:score")
     assert "TRL's (prompts, completions, **columns)" in message("mine.py:score")
@@ -249,7 +250,7 @@ def test_tracker_files_that_cannot_be_used(place: Path, model: Path, capsys: Cap
     def message(content: str) -> str:
         (place / "rates.json").write_text(content)
         options = ("algorithm=spo", "algorithm.tracker.initial=rates.json")
-        return refused(capsys, "train", "tiny", f"model={model}", *options, "--run-dir", "run")
+        return refused(capsys, "train", RANDOM, f"model={model}", *options, "--run-dir", "run")
 
     assert "rates.json" in message("{torn")
     assert "rates.json" in message('{"a": "often"}')
@@ -262,7 +263,7 @@ def test_model_folders_that_are_not_whole(place: Path, model: Path, capsys: Capt
     def message(*left_out: str) -> str:
         folder = place / f"without-{'-'.join(left_out)}"
         shutil.copytree(model, folder, ignore=shutil.ignore_patterns(*left_out))
-        return refused(capsys, "train", "tiny", f"model={folder}", "--run-dir", "run")
+        return refused(capsys, "train", RANDOM, f"model={folder}", "--run-dir", "run")
 
     assert re.search("has no weights; looked for model.safetensors.* it holds: config.json", message("*.safetensors"))
     assert "has no config.json" in message("config.json")
@@ -276,9 +277,9 @@ def test_runs_are_never_overwritten(place: Path, model: Path, capsys: Capture):
     (place / "files").mkdir()
     (place / "files" / "notes.txt").write_text("mine")
 
-    assert "go on with it: gnomon resume run" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "run")
-    assert "holds files already" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "files")
-    assert "is a file" in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "rows.jsonl")
+    assert "go on with it: gnomon resume run" in refused(capsys, "train", RANDOM, f"model={model}", "--run-dir", "run")
+    assert "holds files already" in refused(capsys, "train", RANDOM, f"model={model}", "--run-dir", "files")
+    assert "is a file" in refused(capsys, "train", RANDOM, f"model={model}", "--run-dir", "rows.jsonl")
     assert (place / "files" / "notes.txt").read_text() == "mine"
 
 
@@ -289,7 +290,7 @@ def test_a_taken_directory_is_refused_before_rewards_are_tried(place: Path, mode
     reward = place / "tried.py"
     reward.write_text(f"open({str(place / 'was-tried')!r}, 'w')\ndef pay(completion, **columns):\n    return 1.0\n")
     rewards = f'rewards=[{{kind="function", function="{reward}:pay"}}]'
-    said = refused(capsys, "train", "tiny", f"model={model}", rewards, "--run-dir", "taken")
+    said = refused(capsys, "train", RANDOM, f"model={model}", rewards, "--run-dir", "taken")
 
     assert "taken holds files already" in said
     assert not (place / "was-tried").exists()
@@ -302,7 +303,7 @@ def test_one_process_a_run(place: Path, model: Path, capsys: Capture):
         expected = f"the run run is in use by process {os.getpid()} on "
 
         assert expected in refused(capsys, "resume", "run")
-        assert expected in refused(capsys, "train", "tiny", f"model={model}", "--run-dir", "run")
+        assert expected in refused(capsys, "train", RANDOM, f"model={model}", "--run-dir", "run")
 
 
 def test_resume_evaluate_and_export_need_a_run(place: Path, capsys: Capture):
@@ -338,9 +339,9 @@ def test_a_directory_that_may_not_be_written(place: Path, capsys: Capture):
     # Not below pytest's own directory, which others may not even enter.
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o555)
-    refused(capsys, "train", "tiny", "--run-dir", "rows.jsonl")
+    refused(capsys, "train", RANDOM, "--run-dir", "rows.jsonl")
     try:
-        code, said = as_nobody("train", "tiny", "--run-dir", str(folder / "run"))
+        code, said = as_nobody("train", RANDOM, "--run-dir", str(folder / "run"))
     finally:
         folder.rmdir()
 
@@ -375,7 +376,7 @@ def as_nobody(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("override", ["steps=" + "9" * 6000, "rewards=" + "[" * 50_000])
 def test_overrides_that_no_parser_survives(capsys: Capture, override: str):
     """Too many digits, or brackets."""
-    assert "the value of " in refused(capsys, "plan", "tiny", override)
+    assert "the value of " in refused(capsys, "plan", RANDOM, override)
 
 
 def test_a_file_may_begin_with_a_mark_of_its_encoding(place: Path, capsys: Capture):

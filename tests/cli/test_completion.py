@@ -39,7 +39,7 @@ def completed(script: Path, *words: str) -> list[str]:
     [
         (["tra"], {"train"}),
         (["re"], {"resume", "report", "reward-model", "rewards", "reproduce"}),
-        (["train", "ti"], {"tiny", "tiny-sums"}),
+        (["train", "ti"], {"tiny"}),
         (["train", "tiny", "--run"], {"--run-dir"}),
         (["train", "tiny", "learner.optimizer.learning_r"], {"learner.optimizer.learning_rate="}),
         (["train", "tiny", "algorithm", "=", "dap"], {"dapo"}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from tests.random_model import RANDOM
 
 import gnomon
 from gnomon.analysis.paired import compare, read_answered
@@ -41,7 +42,7 @@ def refused(capsys: Capture, *arguments: str) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps with checkpoints after 3 and 6."""
     folder = tmp_path_factory.mktemp("evaluate") / "run"
-    result = gnomon.train("tiny", folder, steps=6, rollouts_per_step=64)
+    result = gnomon.train(RANDOM, folder, steps=6, rollouts_per_step=64)
     gnomon.export(result.directory, folder.parent / "exported")
     return folder
 
@@ -108,7 +109,7 @@ def test_what_a_run_was_trained_on_is_said(run: Path, capsys: Capture):
 def test_each_run_is_asked_whether_it_was_trained_on_the_others_questions(run: Path, tmp_path: Path, capsys: Capture):
     """Two runs that hold out other sums: what one holds out the other was trained on, in either direction."""
     other = tmp_path / "other"
-    begun = ["train", "tiny", "steps=1", "rollouts_per_step=64", "held_out.seed=20260102", "--run-dir", str(other)]
+    begun = ["train", RANDOM, "steps=1", "rollouts_per_step=64", "held_out.seed=20260102", "--run-dir", str(other)]
     assert main(begun) == 0
     capsys.readouterr()
     for first, second in ((run, other), (other, run)):
@@ -210,15 +211,15 @@ def test_training_says_what_both_sides_share(tmp_path: Path, capsys: Capture):
     ]  # fmt: skip
     shared = "3 of 3 held-out questions are trained on as well, case and punctuation aside"
 
-    assert main(["plan", "tiny", *settings]) == 0
+    assert main(["plan", RANDOM, *settings]) == 0
     assert f"Contamination: {shared}" in capsys.readouterr().out
-    assert main(["train", "tiny", *settings, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", RANDOM, *settings, "--run-dir", str(tmp_path / "run")]) == 0
     assert f"warning: contamination: {shared}" in capsys.readouterr().err
 
 
 def test_before_and_after_are_paired_at_the_end_of_a_run(tmp_path: Path, capsys: Capture):
     """What `train` prints last is the paired difference on the run's own held-out prompts."""
-    main(["train", "tiny", "steps=2", "rollouts_per_step=64", "--run-dir", str(tmp_path / "run")])
+    main(["train", RANDOM, "steps=2", "rollouts_per_step=64", "--run-dir", str(tmp_path / "run")])
 
     assert "over 5 shared prompts (p = " in capsys.readouterr().out
     for file in (tmp_path / "run" / "evaluations").iterdir():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.forked import Forked, ended
+from tests.random_model import RANDOM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
@@ -80,7 +81,7 @@ def parsed(capsys: Capture, *arguments: str) -> dict[str, Any]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("verbs") / "run"
-    gnomon.train("tiny", folder, steps=2, rollouts_per_step=64)
+    gnomon.train(RANDOM, folder, steps=2, rollouts_per_step=64)
     return folder
 
 
@@ -123,11 +124,11 @@ def test_help_and_version(capsys: Capture):
     [
         (("train",), "the following arguments are required: experiment\n"),
         (("continue",), "the following arguments are required: run\n"),
-        (("train", "tiny", "--rundir", "x"), "unrecognized arguments: --rundir"),
+        (("train", RANDOM, "--rundir", "x"), "unrecognized arguments: --rundir"),
         (("evaluate", "tiny", "--samples", "four"), "argument --samples: invalid int value: 'four'"),
         (("export", "run"), "the following arguments are required: folder"),
         (("resume", "run", "--step", "5"), "unrecognized arguments: --step"),
-        (("plan", "tiny", "--resolved", "--json"), "--json prints one object and --resolved an experiment"),
+        (("plan", RANDOM, "--resolved", "--json"), "--json prints one object and --resolved an experiment"),
         (("bench", "--profile", "--repeats", "3"), "--profile measures one step of gnomon once: leave --repeats out"),
         (("reproduce", "toy", "--write", "--finished"), "--write runs nothing: leave --finished out"),
     ],
@@ -146,7 +147,7 @@ def test_wrong_arguments_show_the_usage(arguments: tuple[str, ...], said: str, c
 
 def test_plan_says_what_a_step_does(capsys: Capture):
     """GRPO on the tiny model: prompts, rollouts, updates, policy, memory and time in plain words."""
-    said = spoken(capsys, "plan", "tiny")
+    said = spoken(capsys, "plan", RANDOM)
 
     for words in (
         "60 steps of grpo on 'arithmetic' with tiny",
@@ -174,7 +175,7 @@ def test_plan_says_what_a_step_does(capsys: Capture):
 )
 def test_plan_in_numbers(overrides: tuple[str, ...], expected: dict[str, Any], capsys: Capture):
     """The JSON object has the same facts."""
-    plan = parsed(capsys, "plan", "tiny", *overrides)
+    plan = parsed(capsys, "plan", RANDOM, *overrides)
 
     assert {name: plan[name] for name in expected} == expected
     assert (plan["steps"], plan["rollouts_per_step"], plan["held_out_prompts"]) == (60, 128, 5)
@@ -183,18 +184,18 @@ def test_plan_in_numbers(overrides: tuple[str, ...], expected: dict[str, Any], c
 
 def test_plan_counts_what_lora_saves(capsys: Capture):
     """Adapters need moments for themselves alone: less memory and smaller checkpoints."""
-    whole, adapted = parsed(capsys, "plan", "tiny"), parsed(capsys, "plan", "tiny", "lora.rank=2")
+    whole, adapted = parsed(capsys, "plan", RANDOM), parsed(capsys, "plan", RANDOM, "lora.rank=2")
 
     assert adapted["checkpoint_bytes"] < whole["checkpoint_bytes"] / 2
     assert adapted["memory_bytes"] < whole["memory_bytes"]
-    assert "LoRA of rank 2" in spoken(capsys, "plan", "tiny", "lora.rank=2")
+    assert "LoRA of rank 2" in spoken(capsys, "plan", RANDOM, "lora.rank=2")
 
 
 def test_plan_repeats_other_libraries_spellings(capsys: Capture):
     """What was understood in other words is said back, and the resolved experiment has ours."""
     overrides = ("learning_rate=1e-4", "prompts_per_step=4")
-    said = spoken(capsys, "plan", "tiny", *overrides)
-    resolved = spoken(capsys, "plan", "tiny", *overrides, "--resolved")
+    said = spoken(capsys, "plan", RANDOM, *overrides)
+    resolved = spoken(capsys, "plan", RANDOM, *overrides, "--resolved")
 
     assert "Understood: learning_rate = 0.0001 is learner.optimizer.learning_rate = 0.0001." in said
     assert "Understood: prompts_per_step = 4 is rollouts_per_step = 32." in said
@@ -214,7 +215,7 @@ def test_algorithms_are_listed_and_described(capsys: Capture):
 def test_train_resume_and_their_json(tmp_path: Path, capsys: Capture):
     """A run's JSON has its place, its model and its evaluations; resuming the finished run prints the same object."""
     folder = str(tmp_path / "run")
-    trained = parsed(capsys, "train", "tiny", "steps=2", *QUICK, "--run-dir", folder)
+    trained = parsed(capsys, "train", RANDOM, "steps=2", *QUICK, "--run-dir", folder)
 
     assert (trained["run"], trained["steps"]) == (folder, 2)
     assert [evaluation["step"] for evaluation in trained["evaluations"]] == [0, 2]
@@ -225,7 +226,7 @@ def test_train_resume_and_their_json(tmp_path: Path, capsys: Capture):
 @pytest.mark.parametrize(("setting", "level"), [("seed=0", "R0 exact"), ("max_staleness=1", "R2 lossless")])
 def test_what_is_promised_is_printed_at_the_start(setting: str, level: str, tmp_path: Path, capsys: Capture):
     """The level and what it means, word for word as the run's card has them."""
-    assert main(["train", "tiny", "steps=0", setting, *QUICK, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", RANDOM, "steps=0", setting, *QUICK, "--run-dir", str(tmp_path / "run")]) == 0
 
     promised = json.loads((tmp_path / "run" / "run.json").read_text())["reproducibility"]
     assert promised.startswith(f"{level}: ")
@@ -247,7 +248,7 @@ def test_a_run_that_goes_on_cannot_be_given_other_settings(run: Path, tmp_path: 
 def test_without_a_run_directory_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
     """runs/NAME-DATE-TIME below the working directory, with a name of its own each time."""
     monkeypatch.chdir(tmp_path)
-    places = [parsed(capsys, "train", "tiny", "steps=0", "name=mine", *QUICK)["run"] for _ in range(2)]
+    places = [parsed(capsys, "train", RANDOM, "steps=0", "name=mine", *QUICK)["run"] for _ in range(2)]
 
     assert len(set(places)) == 2
     assert all(re.fullmatch(r"runs/mine-\d{8}-\d{6}(-2)?", place) for place in places)
@@ -312,7 +313,7 @@ def test_evaluate_asks_every_row_of_a_file(tmp_path: Path, run: Path, capsys: Ca
 def test_evaluate_a_run_with_adapters(tmp_path: Path, capsys: Capture):
     """Its checkpoint is merged, so no adapter is put on top again."""
     folder = str(tmp_path / "run")
-    parsed(capsys, "train", "tiny", "steps=1", "lora.rank=2", *QUICK, "--run-dir", folder)
+    parsed(capsys, "train", RANDOM, "steps=1", "lora.rank=2", *QUICK, "--run-dir", folder)
 
     assert parsed(capsys, "evaluate", folder)["prompts"] == 5
 
@@ -339,7 +340,7 @@ def test_an_exported_model_is_a_model_for_everyone(run: Path, tmp_path: Path, ca
 def test_printed_commands_can_be_typed(capsys: Capture, tmp_path: Path):
     """The commands that a run prints name a directory with spaces and quotes as a shell reads it."""
     run = tmp_path / "it's a run; $HOME"
-    spoken(capsys, "train", "tiny", "steps=0", "--run-dir", str(run))
+    spoken(capsys, "train", RANDOM, "steps=0", "--run-dir", str(run))
     assert main(["resume", str(run)]) == 0
     said = capsys.readouterr().out
     typed = [shlex.split(line.removeprefix("next").strip()) for line in said.splitlines() if " evaluate " in line]
@@ -350,7 +351,7 @@ def test_printed_commands_can_be_typed(capsys: Capture, tmp_path: Path):
 def test_training_from_python(tmp_path: Path):
     """Keywords replace fields; an algorithm is a value, a name or a table's worth of pieces."""
     spo = replace(gnomon.SPO, tracker=replace(gnomon.SPO.tracker, initial="prior"))
-    result = gnomon.train("tiny", str(tmp_path / "run"), steps=1, rollouts_per_step=32, algorithm=spo)
+    result = gnomon.train(RANDOM, str(tmp_path / "run"), steps=1, rollouts_per_step=32, algorithm=spo)
 
     assert result.steps == 1
     assert result.model == tmp_path / "run" / "checkpoints" / "step-1"
@@ -373,7 +374,7 @@ def test_training_from_python(tmp_path: Path):
 def test_wrong_keywords_from_python(tmp_path: Path, keywords: dict[str, Any], message: str):
     """The same checks as for a file, before anything is written."""
     with pytest.raises(ConfigError, match=message):
-        gnomon.train("tiny", tmp_path / "run", **keywords)
+        gnomon.train(RANDOM, tmp_path / "run", **keywords)
     assert not (tmp_path / "run").exists()
 
 
@@ -381,7 +382,7 @@ def test_training_where_an_event_loop_runs(tmp_path: Path):
     """A notebook has a loop of its own; training and evaluating there work like everywhere."""
 
     async def notebook() -> int:
-        result = gnomon.train("tiny", tmp_path / "run", steps=1, rollouts_per_step=16)
+        result = gnomon.train(RANDOM, tmp_path / "run", steps=1, rollouts_per_step=16)
         return gnomon.evaluate(result.directory).prompts
 
     assert asyncio.run(notebook()) == 5
@@ -391,7 +392,7 @@ def test_a_runs_evaluation_says_how_far_it_was_trained(capsys: Capture, tmp_path
     """The newest checkpoint's step stands over the scores, and its weights, not the initial ones, gave them."""
     run = tmp_path / "run"
     shared = ("steps=4", "rollouts_per_step=32", "learner.optimizer.learning_rate=3e-2", "evaluation.samples=64")
-    spoken(capsys, "train", "tiny", *shared, "--run-dir", str(run))
+    spoken(capsys, "train", RANDOM, *shared, "--run-dir", str(run))
     lines = (run / "evaluations.jsonl").read_text().splitlines()
     before, after = (json.loads(line) for line in lines)
     told = ("scores", "pass_at", "maj_at", "length_tokens_mean", "truncated_fraction")

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.random_model import RANDOM
+
 LAYOUT = ("learner.processes=2", "engine.count=2", "cluster.graders=2", "grading.workers=1", "device=cpu")
 MAIN = "import sys; from gnomon.cli.main import main; sys.exit(main())"
 STARTING_SECONDS = 280.0
@@ -23,7 +25,7 @@ def running(
 ) -> Iterator["subprocess.Popen[str]"]:
     """`gnomon train tiny --cluster CLUSTER` in ``folder``, in a session of its own; ended with all it started."""
     said = (folder.parent / f"{folder.name}.log").open("w+")
-    command = [sys.executable, "-c", MAIN, "train", "tiny", "--cluster", cluster, *LAYOUT, *overrides]
+    command = [sys.executable, "-c", MAIN, "train", RANDOM, "--cluster", cluster, *LAYOUT, *overrides]
     with said:
         program = subprocess.Popen(
             [*command, "--run-dir", str(folder)],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.test_run import LAYOUT, gnomon
+from tests.random_model import RANDOM
 
 from gnomon.cluster.ray import ResourceBundle, check_cluster
 from gnomon.core.errors import ConfigError
@@ -24,7 +25,7 @@ def test_vllm_answers_from_an_environment_of_its_own(tmp_path: Path):
     model, run = save_tiny(tmp_path / "model", config=TinyConfig(width=128, context_length=96)), tmp_path / "run"
     engines = (f"model={model}", "engine=vllm", f"engine.python={PYTHON}", "engine.timeout_seconds=120")
     ran = gnomon(
-        "train", "tiny", "--cluster", "ray", *LAYOUT, *engines, "steps=2", "learner.precision=fp32", "--json",
+        "train", RANDOM, "--cluster", "ray", *LAYOUT, *engines, "steps=2", "learner.precision=fp32", "--json",
         "--run-dir", str(run), VLLM_CPU_KVCACHE_SPACE="2",
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 from tests.cluster.nodes import others
 from tests.cluster.running import LAYOUT, MAIN
+from tests.random_model import RANDOM
 
 from gnomon.records.jsonl import read_rows
 
@@ -33,7 +34,7 @@ def gnomon(*arguments: str, seconds: float = 280.0, **environment: str) -> "subp
 def test_learners_engines_and_graders_on_a_cluster_of_this_machine(tmp_path: Path):
     """Two of each train two steps; the card says what they were on; nothing but the result is on standard output."""
     run = tmp_path / "run"
-    ran = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, "steps=2", "--json", "--run-dir", str(run))
+    ran = gnomon("train", RANDOM, "--cluster", "ray", *LAYOUT, "steps=2", "--json", "--run-dir", str(run))
 
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["steps"] == 2
@@ -59,7 +60,7 @@ def test_a_mixture_in_turns_one_step_ahead(tmp_path: Path):
     """
     run, mixture = tmp_path / "run", ("model=tiny-moe", "algorithm.routing=behavior")
     turns = ("engine.sleeps=true", "max_staleness=1", "learner.optimizer.learning_rate=1e-6")
-    ran = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, *mixture, *turns, "steps=3", "--run-dir", str(run))
+    ran = gnomon("train", RANDOM, "--cluster", "ray", *LAYOUT, *mixture, *turns, "steps=3", "--run-dir", str(run))
 
     assert ran.returncode == 0, ran.stderr
     rows = list(read_rows(run / "metrics.jsonl"))
@@ -90,7 +91,7 @@ def test_an_engine_of_ones_own_is_tried_on_a_cluster_too(kind: str, code: int, t
     file.write_text(ENGINES)
     layout = [each.replace("engine.count=2", "engine.count=1") for each in LAYOUT]
     ran = gnomon(
-        "train", "tiny", "--cluster", "ray", *layout, f"engine={file}:{kind}", "steps=1", "--run-dir", f"{tmp_path}/run"
+        "train", RANDOM, "--cluster", "ray", *layout, f"engine={file}:{kind}", "steps=1", "--run-dir", f"{tmp_path}/run"
     )
 
     assert ran.returncode == code, ran.stderr
@@ -104,7 +105,7 @@ def test_an_engine_of_ones_own_is_tried_on_a_cluster_too(kind: str, code: int, t
 def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path: Path):
     """Begun with two learners on a cluster, it goes on with three, and then in one process without any cluster."""
     run = tmp_path / "run"
-    begun = gnomon("train", "tiny", "--cluster", "ray", *LAYOUT, "steps=2", "--run-dir", str(run))
+    begun = gnomon("train", RANDOM, "--cluster", "ray", *LAYOUT, "steps=2", "--run-dir", str(run))
     assert begun.returncode == 0, begun.stderr
     for steps, processes, cluster in ((4, 3, "ray"), (6, 1, "none")):
         table = tomllib.loads((run / "experiment.toml").read_text())
@@ -125,7 +126,7 @@ def test_a_cluster_of_others_is_joined_with_its_key(way: str, tmp_path: Path):
     """From one of its machines or from outside, with two nodes; without the key nobody comes in."""
     with others(2, 4) as there:
         where = {"address": there.address, "client": there.client}[way]
-        command = ("train", "tiny", "--cluster", where, *LAYOUT, "cluster.placement=spread", "steps=1", "--run-dir")
+        command = ("train", RANDOM, "--cluster", where, *LAYOUT, "cluster.placement=spread", "steps=1", "--run-dir")
         key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": there.key}
         ran = gnomon(*command, str(tmp_path / "run"), **key)
         assert ran.returncode == 0, ran.stderr
@@ -143,7 +144,7 @@ def test_a_cluster_of_others_is_joined_with_its_key(way: str, tmp_path: Path):
 def test_a_key_that_does_not_fit_is_said_at_once(tmp_path: Path):
     """Another one than the cluster's, by both doors; and any where nobody asks; without one that cluster is joined."""
     shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "c" * 64}
-    command = ("train", "tiny", "steps=1", "cluster.start_seconds=60", "--run-dir", str(tmp_path / "run"), "--cluster")
+    command = ("train", RANDOM, "steps=1", "cluster.start_seconds=60", "--run-dir", str(tmp_path / "run"), "--cluster")
     with others(4) as closed:
         for where in (closed.address, closed.client):
             ran = gnomon(*command, where, **shown)
@@ -167,7 +168,7 @@ def test_too_small_a_cluster_is_refused_with_what_was_asked_and_what_there_is(tm
     """One message, after as many seconds as were given, with exit code 2; and what no node could hold."""
     with others(3) as there:
         key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": there.key}
-        command = ("train", "tiny", "--cluster", there.address, *LAYOUT, "cluster.start_seconds=8")
+        command = ("train", RANDOM, "--cluster", there.address, *LAYOUT, "cluster.start_seconds=8")
         ran = gnomon(*command, "--run-dir", str(tmp_path / "run"), **key)
         wide = gnomon(*command, "grading.workers=4", "--run-dir", str(tmp_path / "wide"), **key)
 

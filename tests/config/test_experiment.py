@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import GRPO, NAMED, TruncatedIS
 from gnomon.config.experiment import Experiment, anchored, from_table, load, to_toml
@@ -28,7 +29,7 @@ def test_a_built_in_experiment_comes_back_from_its_record(name: str, tmp_path: P
 @pytest.mark.parametrize("preset", sorted(NAMED))
 def test_every_preset_comes_back_from_its_record(preset: str):
     """Choosing a name alone is enough, and its record says everything."""
-    experiment = load("tiny", [f"algorithm={preset}"]).experiment
+    experiment = load(RANDOM, [f"algorithm={preset}"]).experiment
 
     assert from_table(json.loads(json.dumps(_table(to_toml(experiment))))).experiment == experiment
 
@@ -41,8 +42,8 @@ def _table(text: str) -> dict[str, object]:
 
 def test_overrides_may_come_in_any_order():
     """What is said of a part holds, whether it stands before or after the whole."""
-    one = load("tiny", ["algorithm=spo", "algorithm.tracker.initial=prior"]).experiment
-    other = load("tiny", ["algorithm.tracker.initial=prior", "algorithm=spo"]).experiment
+    one = load(RANDOM, ["algorithm=spo", "algorithm.tracker.initial=prior"]).experiment
+    other = load(RANDOM, ["algorithm.tracker.initial=prior", "algorithm=spo"]).experiment
 
     assert one == other
     assert one.algorithm.tracker is not None
@@ -54,14 +55,14 @@ def test_overrides_may_come_in_any_order():
 )
 def test_a_field_of_a_piece_needs_no_table(overrides: tuple[str, ...]):
     """A piece by its name and a field of it in an override of its own, in both orders."""
-    experiment = load("tiny", [f"algorithm.{override}" for override in overrides]).experiment
+    experiment = load(RANDOM, [f"algorithm.{override}" for override in overrides]).experiment
 
     assert experiment.algorithm.correction == TruncatedIS(level="sequence")
 
 
 def test_a_key_twice_is_said():
     """The last one counts, and a note names both values."""
-    loaded = load("tiny", ["steps=3", "algorithm=spo", "steps=4"])
+    loaded = load(RANDOM, ["steps=3", "algorithm=spo", "steps=4"])
 
     assert loaded.experiment.steps == 4
     assert loaded.notes == ("steps is given 2 times, and the last counts: 3, then 4",)
@@ -69,18 +70,18 @@ def test_a_key_twice_is_said():
 
 def test_a_step_has_a_rollout_for_every_update():
     """As many minibatches as rollouts are the most; the numbers are both named."""
-    most = load("tiny", ["algorithm.updates.minibatches=64", "rollouts_per_step=64"]).experiment
+    most = load(RANDOM, ["algorithm.updates.minibatches=64", "rollouts_per_step=64"]).experiment
 
     assert most.algorithm.updates.total == most.rollouts_per_step
     with pytest.raises(ConfigError, match=r"updates\.minibatches = 65 are more than the 64 rollouts"):
-        load("tiny", ["algorithm.updates.minibatches=65", "rollouts_per_step=64"])
+        load(RANDOM, ["algorithm.updates.minibatches=65", "rollouts_per_step=64"])
 
 
 @pytest.mark.parametrize("text", ['{piece="TruncatedIS"', '"TruncatedIS', "['a'", "{piece=Truncated}", "{}}"])
 def test_toml_that_does_not_close_is_no_text(text: str):
     """What begins with a bracket or a quote is meant as TOML, and the message shows what the parser said."""
     with pytest.raises(ConfigError, match=r"is not TOML: .*is a bracket or a quote missing"):
-        load("tiny", [f"algorithm.correction={text}"])
+        load(RANDOM, [f"algorithm.correction={text}"])
 
 
 def test_a_template_may_begin_with_its_question():
@@ -92,7 +93,7 @@ def test_a_template_may_begin_with_its_question():
 
 def test_a_reward_may_be_the_name_of_a_function_alone():
     """`rewards = ["mine.py:score"]` is a weighted reward of kind "function"."""
-    table = {**read("tiny"), "rewards": ["mine.py:score"]}
+    table = {**read(RANDOM), "rewards": ["mine.py:score"]}
 
     assert from_table(table).experiment.rewards[0].verifier.kind == "function"
 
@@ -102,7 +103,7 @@ def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("def score(prompt, completion): return 1.0\n")
     Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    table = {**read("tiny"), "rewards": ["mine.py:score", "package.module:other"], "task": "rows.jsonl"}
+    table = {**read(RANDOM), "rewards": ["mine.py:score", "package.module:other"], "task": "rows.jsonl"}
 
     experiment = anchored(from_table(table).experiment)
 
@@ -114,18 +115,18 @@ def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_override_that_cannot_be_read_is_refused(override: str):
     """The message shows what an override looks like."""
     with pytest.raises(ConfigError, match=r"override|steps"):
-        load("tiny", [override])
+        load(RANDOM, [override])
 
 
 def test_a_step_is_a_whole_number_of_groups():
     """The message says which number would do."""
     with pytest.raises(ConfigError, match=r"not a multiple of the 8 rollouts .* try 64"):
-        load("tiny", ["rollouts_per_step=63"])
+        load(RANDOM, ["rollouts_per_step=63"])
 
 
 def test_other_spellings_are_understood_and_said_back():
     """prompts_per_step counts prompts; here a step is counted in rollouts."""
-    loaded = load("tiny", ["prompts_per_step=4", "max_new_tokens=5"])
+    loaded = load(RANDOM, ["prompts_per_step=4", "max_new_tokens=5"])
 
     assert loaded.experiment.rollouts_per_step == 32
     assert loaded.experiment.sampling.max_completion_length == 5
@@ -134,7 +135,7 @@ def test_other_spellings_are_understood_and_said_back():
 
 def test_what_is_the_algorithms_may_stand_at_the_top():
     """TRL's and verl's files name num_generations and epsilon_high beside the model; both are understood."""
-    loaded = load("tiny", ["num_generations=4", "epsilon_high=0.28"])
+    loaded = load(RANDOM, ["num_generations=4", "epsilon_high=0.28"])
 
     assert loaded.experiment.algorithm.num_generations == 4
     assert any("epsilon_high" in note for note in loaded.notes)
@@ -143,25 +144,25 @@ def test_what_is_the_algorithms_may_stand_at_the_top():
 @pytest.mark.parametrize("overrides", list(itertools.permutations(["engine=vllm", "engine.max_concurrent=8"])))
 def test_an_engine_may_be_named_by_a_text(overrides: tuple[str, ...]):
     """`engine = "vllm"` is `engine.kind`, in TOML and as an override in any order, and keeps what else is said."""
-    experiment = load("tiny", overrides).experiment
-    table = read("tiny") | {"engine": "vllm"}
+    experiment = load(RANDOM, overrides).experiment
+    table = read(RANDOM) | {"engine": "vllm"}
 
     assert (experiment.engine.kind, experiment.engine.max_concurrent) == ("vllm", 8)
     assert from_table(table, ["engine.count=2"]).experiment.engine == EngineConfig("vllm", count=2)
     assert from_table(table, ["engine=local"]).experiment.engine == EngineConfig()
     with pytest.raises(ConfigError, match=r"engine\.kind = 'vlm'"):
-        load("tiny", ["engine=vlm"])
+        load(RANDOM, ["engine=vlm"])
 
 
 def test_another_kind_of_task_leaves_the_keys_of_the_recipe_behind():
     """`task.kind=table` is no mistake about `lowest`, which the recipe says; what is left out is told."""
     for more in (["task.kind=table", "task.path=a.jsonl"], ["task.path=a.jsonl", "task.kind=table"]):
-        loaded = load("tiny", more)
+        loaded = load(RANDOM, more)
         assert loaded.experiment.task == TableTask("a.jsonl")
         assert any("so lowest, highest of that are left out" in note for note in loaded.notes)
     with pytest.raises(ConfigError, match="task: missing path"):
-        load("tiny", ["task.kind=table"])
-    assert load("tiny", ["task.kind=arithmetic"]).experiment.task == load("tiny").experiment.task
+        load(RANDOM, ["task.kind=table"])
+    assert load(RANDOM, ["task.kind=arithmetic"]).experiment.task == load(RANDOM).experiment.task
 
 
 def test_an_adapter_goes_on_upon_a_base_in_few_bits(tmp_path: Path):
@@ -171,16 +172,16 @@ def test_an_adapter_goes_on_upon_a_base_in_few_bits(tmp_path: Path):
     config.write_text(json.dumps({**written, "base_model_name_or_path": "tiny"}))
     named = [f"lora={{adapter='{tmp_path}', base='nf4'}}"]
     for overrides in (named, [f"model={tmp_path}", "lora.base=nf4"]):
-        experiment = load("tiny", overrides).experiment
+        experiment = load(RANDOM, overrides).experiment
         assert experiment.model == "tiny"
         assert experiment.lora is not None
         assert (experiment.lora.base, experiment.lora.rank, experiment.lora.adapter) == ("nf4", 4, str(tmp_path))
     with pytest.raises(ConfigError, match=r"lora: unknown key 'bse'; did you mean 'base'"):
-        load("tiny", [f"lora={{adapter='{tmp_path}', bse='nf4'}}"])
+        load(RANDOM, [f"lora={{adapter='{tmp_path}', bse='nf4'}}"])
     for wrong in ({"r": 0}, {"r": -4}, {"lora_alpha": 0}, {"lora_alpha": float("nan")}, {"lora_alpha": float("inf")}):
         config.write_text(json.dumps({**written, **wrong}))
         with pytest.raises(ConfigError, match=r"lora\.(rank must be at least 1|alpha must be > 0 and finite), got"):
-            load("tiny", named)
+            load(RANDOM, named)
 
 
 def test_an_experiment_made_in_python_takes_words_and_tables():

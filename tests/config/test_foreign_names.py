@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import MaskedIS
 from gnomon.algorithms.aliases import ALIASES as COMPOSITION
@@ -129,7 +130,7 @@ def test_our_keys_are_nobody_elses():
 def test_a_name_is_its_counterpart(override: str, path: str, value: object):
     """The setting has the value, in an override and in a file, and a note names both."""
     name = override.partition("=")[0].partition(".")[0]
-    loaded = load("tiny", [override])
+    loaded = load(RANDOM, [override])
     found: object = loaded.experiment
     for part in path.split("."):
         found = getattr(found, part)
@@ -159,7 +160,7 @@ def test_a_file_of_verl_is_understood():
 
 def test_what_the_command_line_says_counts_over_another_name_in_the_file():
     """A file's learning_rate does not undo an override of our own key; two names in one file are refused."""
-    table = {**read("tiny"), "learning_rate": 1e-3}
+    table = {**read(RANDOM), "learning_rate": 1e-3}
     path = "learner.optimizer.learning_rate"
     table["learner"].pop("optimizer", None)
 
@@ -188,7 +189,7 @@ def test_what_the_command_line_says_counts_over_another_name_in_the_file():
 def test_what_cannot_be_is_answered_with_what_to_do(override: str, said: str):
     """A refusal names what was written, and what to write."""
     with pytest.raises(ConfigError) as error:
-        load("tiny", [override])
+        load(RANDOM, [override])
 
     assert said in str(error.value)
     assert override.partition("=")[0] in str(error.value)
@@ -198,26 +199,26 @@ def test_many_names_are_refused_at_once_in_five_lines():
     """Three are answered, the others counted."""
     names = ["fp16=true", "optim=sgd", "output_dir=o", "deepspeed=a", "batch_size=3"]
     with pytest.raises(ConfigError, match="and 2 more; docs/migrate") as error:
-        load("tiny", names)
+        load(RANDOM, names)
 
     assert str(error.value).count("\n") == 4
 
 
 def test_neutral_values_are_left_out_aloud():
     """What gnomon does anyway is no mistake: TRL's defaults of what does not exist here pass with a note."""
-    loaded = load("tiny", ["repetition_penalty=1.0", "fp16=False", "logging_steps=10", "lora_dropout=0"])
+    loaded = load(RANDOM, ["repetition_penalty=1.0", "fp16=False", "logging_steps=10", "lora_dropout=0"])
 
-    assert loaded.experiment == load("tiny").experiment
+    assert loaded.experiment == load(RANDOM).experiment
     assert len(loaded.notes) == 4
 
 
 def test_trls_correction_has_trls_bounds():
     """The default mode of TRL is a mask at 3; a mode says more than the switch."""
-    switch = load("tiny", ["vllm_importance_sampling_correction=true"]).experiment
+    switch = load(RANDOM, ["vllm_importance_sampling_correction=true"]).experiment
     mode = ["vllm_importance_sampling_correction=true", "vllm_importance_sampling_mode=token_mask"]
 
     assert switch.algorithm.correction == MaskedIS(0.0, 3.0, "sequence")
-    assert load("tiny", mode).experiment.algorithm.correction == MaskedIS(0.0, 3.0, "token")
+    assert load(RANDOM, mode).experiment.algorithm.correction == MaskedIS(0.0, 3.0, "token")
 
 
 def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.insight.terminal import Terminal
+from tests.random_model import RANDOM
 
 from gnomon.core.progress import counted, shown_by, told, working
 from gnomon.core.types import State
@@ -254,7 +255,7 @@ def test_no_part_of_a_slow_run_stands_still_on_the_screen(tmp_path: Path):
         "learner.precision=fp32",
     ]
     limits = ["grading.deadline_seconds=30", "grading.workers=2", "sampling.max_completion_length=3"]
-    run = ["train", "tiny", table, reward, *overrides, *limits, "--run-dir", str(tmp_path / "run")]
+    run = ["train", RANDOM, table, reward, *overrides, *limits, "--run-dir", str(tmp_path / "run")]
     seen, longest, before, changed = set[str](), 0.0, "", time.monotonic()
     with Terminal(run, 160, 24) as terminal:
         while terminal.read(0.1):

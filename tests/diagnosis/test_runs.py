@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.diagnosis import Finding
@@ -31,7 +32,7 @@ def trained(folder: Path, *overrides: str, fault: str = "") -> dict[str, str]:
     finally:
         sys.path.remove(str(EXPERIMENT))
     with faulty(fault):
-        train_experiment(load("tiny", [*QUICK, *overrides]), folder)
+        train_experiment(load(RANDOM, [*QUICK, *overrides]), folder)
     found = [Finding.of_row(row) for row in RunRecord.of(folder).findings()]
     return {finding.rule: finding.severity for finding in found if finding is not None}
 

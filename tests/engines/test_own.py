@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import anchored, load, to_toml
 from gnomon.core.errors import ConfigError, EngineError
@@ -32,7 +33,7 @@ TINY = ("steps=2", "rollouts_per_step=8", "algorithm.num_generations=2", "task.s
 
 def test_an_engine_of_ones_own_trains(tmp_path: Path):
     """Two steps with the example, weights sent and proven each time; the record names its file."""
-    train_experiment(load("tiny", [*TINY, f"engine={EXAMPLE}", "device=cpu"]), tmp_path / "run")
+    train_experiment(load(RANDOM, [*TINY, f"engine={EXAMPLE}", "device=cpu"]), tmp_path / "run")
 
     assert len(list(read_rows(tmp_path / "run" / "metrics.jsonl"))) == 2
     written = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
@@ -41,7 +42,7 @@ def test_an_engine_of_ones_own_trains(tmp_path: Path):
 
 def test_an_engine_of_ones_own_is_named_as_code_that_runs():
     """At the start, in the record by its digest, and by an absolute path from any folder."""
-    experiment = load("tiny", [f"engine={EXAMPLE}"]).experiment
+    experiment = load(RANDOM, [f"engine={EXAMPLE}"]).experiment
 
     assert f"engine {EXAMPLE}" in foreign_code(experiment)
     assert list(sources_of(experiment)) == ["examples/own_engine.py"]
@@ -219,7 +220,7 @@ def test_an_engine_is_tried_before_a_step(tmp_path: Path, kind: str, error: type
     settings = [*TINY, f"engine={file}:{kind}", "device=cpu", "engine.timeout_seconds=2"]
 
     with pytest.raises(error, match=said):
-        train_experiment(load("tiny", settings), tmp_path / "run")
+        train_experiment(load(RANDOM, settings), tmp_path / "run")
     assert not any(file.read_text() for file in (tmp_path / "run").glob("metrics.jsonl"))
 
 

@@ -10,6 +10,8 @@ import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 
+from tests.random_model import RANDOM
+
 from gnomon.cli.main import main
 from gnomon.records.checkpoints import Checkpoints, load
 from gnomon.records.jsonl import read_rows
@@ -26,7 +28,7 @@ def attempt(place: Path, kib: int) -> dict[str, object]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)], check=True)
     run, said = place / "run", io.StringIO()
     with redirect_stderr(said):
-        code = main(["train", "tiny", *TINY, "--run-dir", str(run)])
+        code = main(["train", RANDOM, *TINY, "--run-dir", str(run)])
     checkpoints = Checkpoints(run / "checkpoints")
     found = checkpoints.newest() if run.is_dir() else None
     left = sorted(path.name for path in run.glob("checkpoints/.tmp-*"))

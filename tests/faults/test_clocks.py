@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import gnomon, same, trace
 
 import gnomon as package
@@ -52,7 +53,7 @@ def jumping(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def trained(environment: dict[str, str], run: Path, *more: str) -> tuple[str, float]:
     """Train in a process of its own; return what it said, and the seconds that passed."""
     began = time.monotonic()
-    command = gnomon("train", "tiny", *TINY, *more, "--run-dir", str(run))
+    command = gnomon("train", RANDOM, *TINY, *more, "--run-dir", str(run))
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stderr, time.monotonic() - began
@@ -97,7 +98,7 @@ def test_a_verifier_that_hangs_is_ended_in_time(jumping: dict[str, str], tmp_pat
     reward = f"rewards=[{{kind='function', function='{tmp_path}/score.py:score'}}]"
     run, more = tmp_path / "run", [reward, "grading.deadline_seconds=0.5", "grading.max_error_fraction=0.9"]
     program = subprocess.Popen(
-        gnomon("train", "tiny", *TINY, "steps=100000", *more, "--run-dir", str(run)),
+        gnomon("train", RANDOM, *TINY, "steps=100000", *more, "--run-dir", str(run)),
         env=jumping,
         stderr=subprocess.PIPE,
     )

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from safetensors.torch import save
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.core.errors import RunError, UserError
@@ -116,7 +117,7 @@ def as_parquet(rows: list[dict[str, str]]) -> bytes:
 TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.int64)})
 # Name of a file, who reads it, and a sound content: as JSON, or the bytes themselves.
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
-    "experiment": ("x.toml", load, to_toml(load("tiny").experiment).encode()),
+    "experiment": ("x.toml", load, to_toml(load(RANDOM).experiment).encode()),
     "batch": ("x.json", read_batch, BATCH),
     "rollouts": ("x.jsonl", lambda path: list(read_rollouts(path)), ROLLOUT),
     "evaluations": ("x.jsonl", read_evaluations, EVALUATION),
@@ -267,7 +268,7 @@ def test_any_bytes_are_an_error_or_an_answer_very_often(
 
 def _sound_experiment() -> dict[str, Any]:
     reward = "rewards=[{kind='numeric'}]"
-    return tomllib.loads(to_toml(load("tiny", ["algorithm=spo", "algorithm.tracker.initial=prior", reward]).experiment))
+    return tomllib.loads(to_toml(load(RANDOM, ["algorithm=spo", "algorithm.tracker.initial=prior", reward]).experiment))
 
 
 def _experiment(data: st.DataObject, sound: dict[str, Any]) -> None:
@@ -319,6 +320,6 @@ SOUND = _sound_experiment()
 def test_absurd_counts_are_refused_before_memory_is_taken(override: str, message: str):
     """The key, its value and the largest that can be meant."""
     with pytest.raises(UserError) as raised:
-        load("tiny", [override])
+        load(RANDOM, [override])
 
     assert message in str(raised.value)

@@ -20,6 +20,7 @@ from tests.faults.test_files import NASTY, changed, places
 from tests.faults.test_forged_states import ODD
 from tests.faults.test_model_files import CONFIGS, tried
 from tests.faults.test_run_files import look, or_ours
+from tests.random_model import RANDOM
 
 from gnomon.analysis.compare.contestants import Design, RunLimit
 from gnomon.cli.main import main
@@ -89,7 +90,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with every kind of file, broken off after its checkpoint of step 1, and code beside it."""
     folder = tmp_path_factory.mktemp("foreign")
     run = folder / "base"
-    assert main(["train", "tiny", *RUN, "--run-dir", str(run)]) == 0
+    assert main(["train", RANDOM, *RUN, "--run-dir", str(run)]) == 0
     shutil.rmtree(run / "checkpoints" / "step-2")
     (run / "checkpoints" / "best.json").write_text('{"step": 1}')
     (run / "findings.jsonl").write_text('{"step": 1, "rule": "a", "severity": "note"}\n')

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.records.manifest import write_manifest
@@ -29,7 +30,7 @@ SECONDS = 60
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that was broken off after its checkpoint of step 2."""
     run = tmp_path_factory.mktemp("forged") / "base"
-    assert main(["train", "tiny", *RUN, "--run-dir", str(run)]) == 0
+    assert main(["train", RANDOM, *RUN, "--run-dir", str(run)]) == 0
     shutil.rmtree(run / "checkpoints" / "step-4")
     return run
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.forked import Forked
 from tests.forked import ended as finished
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.core.atomic_files import write_durably
@@ -35,7 +36,7 @@ SMALL = [
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that is finished."""
     run = tmp_path_factory.mktemp("limits") / "base"
-    assert main(["train", "tiny", *SMALL, "records.batches=true", "--run-dir", str(run)]) == 0
+    assert main(["train", RANDOM, *SMALL, "records.batches=true", "--run-dir", str(run)]) == 0
     return run
 
 
@@ -151,7 +152,7 @@ def test_a_write_that_is_refused_names_its_file(tmp_path: Path):
 @pytest.mark.parametrize(("most", "start"), [(1_000, forked), (20_000, forked), (300_000, asked)])
 def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, most: int, start: Start):
     """Exit code 1, what to type, and no traceback, whichever library wrote the file."""
-    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    arguments = ["train", RANDOM, *SMALL, "--run-dir", str(tmp_path / "run")]
     ended = start(arguments, limited(resource.RLIMIT_FSIZE, most))
 
     assert ended.returncode == 1, ended.stderr
@@ -162,7 +163,7 @@ def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, mos
 @pytest.mark.parametrize(("most", "start"), [(16, asked), (16, forked), (32, forked), (64, forked)])
 def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, start: Start):
     """A training that needs more says what raises the limit, whether imports or the run itself find it."""
-    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    arguments = ["train", RANDOM, *SMALL, "--run-dir", str(tmp_path / "run")]
     ended = start(arguments, limited(resource.RLIMIT_NOFILE, most))
 
     assert is_in_words(ended), ended.stderr
@@ -183,7 +184,7 @@ def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, st
 def test_a_whole_run_under_a_limit_trains_or_ends_in_words(tmp_path: Path, kind: int, most: int):
     """Right, or at most five lines that name the limit and no model or setting; what is there goes on without it."""
     run = tmp_path / "run"
-    ended = asked(["train", "tiny", *SMALL, "--run-dir", str(run)], limited(kind, most))
+    ended = asked(["train", RANDOM, *SMALL, "--run-dir", str(run)], limited(kind, most))
     said = ended.stderr.splitlines()
 
     assert "Traceback" not in ended.stderr, ended.stderr
@@ -203,7 +204,7 @@ def test_a_whole_run_under_a_limit_trains_or_ends_in_words(tmp_path: Path, kind:
 @pytest.mark.parametrize("most", [1, 3, 12])
 def test_few_threads_and_processes_end_in_words_or_are_enough(tmp_path: Path, most: int):
     """Threads of Python's, of a library in Rust (whose panic is no exception), and processes that grade."""
-    arguments = ["train", "tiny", *SMALL, "--run-dir", str(tmp_path / "run")]
+    arguments = ["train", RANDOM, *SMALL, "--run-dir", str(tmp_path / "run")]
     ended = asked(arguments, limited(resource.RLIMIT_NPROC, most), {"HOME": str(tmp_path)}, program=NAMELESS + GNOMON)
 
     assert ended.returncode == 1 or (ended.returncode == 0 and most == 12), ended.stderr
@@ -272,7 +273,7 @@ def test_a_user_without_a_name_a_home_and_a_language_plans():
     without = dict.fromkeys(("HOME", "USER", "LOGNAME", "LANG", "LC_ALL"))
     ascii_alone = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = [*(NAMELESS if IS_ROOT else ()), *GNOMON]
-    ended = asked(["plan", "tiny"], environment={**without, **ascii_alone}, program=program)
+    ended = asked(["plan", RANDOM], environment={**without, **ascii_alone}, program=program)
 
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr

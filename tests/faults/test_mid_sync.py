@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.killed import attempt
 from tests.training.runs import same, trace
 from tests.training.test_ledger import STEPS as OVERLAPPED_STEPS
@@ -83,7 +84,7 @@ def test_a_learner_that_dies_while_its_weights_are_collected_or_written_ends_the
 ):
     """In words; the same command goes on, and is byte for byte the run that nobody killed."""
     run = tmp_path / "run"
-    loaded = load("tiny", [*COMMON, "learner.processes=2"])
+    loaded = load(RANDOM, [*COMMON, "learner.processes=2"])
     monkeypatch.setenv(failpoints.VARIABLE, point)
     with pytest.raises(LearnerError, match=r"(?s)process \d of the learner's 2 is gone: it was killed by SIGKILL"):
         train_experiment(loaded, run)
@@ -100,7 +101,7 @@ def in_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
     def run() -> Path:
         if not made:
-            train_experiment(load("tiny", [*COMMON, "learner.processes=2"]), tmp_path_factory.mktemp("two") / "run")
+            train_experiment(load(RANDOM, [*COMMON, "learner.processes=2"]), tmp_path_factory.mktemp("two") / "run")
             made.append(next(tmp_path_factory.getbasetemp().glob("two*")) / "run")
         return made[0]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import PRESETS, resolve
 from gnomon.algorithms.sections import EmaProximal
@@ -92,7 +93,7 @@ def files(checkpoint: Path) -> dict[str, bytes]:
 def test_a_step_that_is_not_finite_changes_no_byte(tmp_path: Path, algorithm: tuple[str, ...], capsys: Any):
     """The second update of step 2 is spoiled: masters, moments, critic and tracker are those after step 1."""
     more = (*algorithm, "algorithm.updates.minibatches=2", "algorithm.updates.epochs=1")
-    result = train_experiment(load("tiny", spoiled(tmp_path, 4, 4, "steps=3", *more)), tmp_path / "run")
+    result = train_experiment(load(RANDOM, spoiled(tmp_path, 4, 4, "steps=3", *more)), tmp_path / "run")
     rows = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     steps = [files(tmp_path / "run" / "checkpoints" / f"step-{step}") for step in (1, 2, 3)]
     said = capsys.readouterr().err
@@ -115,7 +116,7 @@ def test_three_in_a_row_end_the_run_and_every_checkpoint_is_good(tmp_path: Path,
     experiment = spoiled(tmp_path, 2, 99, "steps=9", KEPT[1])
 
     with pytest.raises(LearnerError, match="3 in a row, so the run ends, and the newest checkpoint stays"):
-        train_experiment(load("tiny", experiment), tmp_path / "run")
+        train_experiment(load(RANDOM, experiment), tmp_path / "run")
 
     found = Checkpoints(tmp_path / "run" / "checkpoints").newest()
     assert found is not None
@@ -128,7 +129,7 @@ def test_the_count_goes_on_in_a_resumed_run(tmp_path: Path):
     """Stopped after two refused steps and resumed, one more is the third."""
     experiment = spoiled(tmp_path, 2, 99, "steps=9", KEPT[1])
     with pytest.raises(LearnerError, match="3 in a row"):
-        train_experiment(load("tiny", experiment), tmp_path / "run")
+        train_experiment(load(RANDOM, experiment), tmp_path / "run")
 
     with pytest.raises(LearnerError, match=r"3 in a row.*step 4 changed nothing"):
         resume(tmp_path / "run")
@@ -327,6 +328,6 @@ def test_a_learning_rate_that_explodes_ends_the_run_with_the_weights_of_before(t
     overrides = [*TINY[:-1], *KEPT, "steps=9", "checkpoints.every=4", "learner.optimizer.learning_rate=1e9"]
 
     with pytest.raises(NotFiniteError, match="the weights of version 1 give log-probabilities that are not finite"):
-        train_experiment(load("tiny", overrides), tmp_path / "run")
+        train_experiment(load(RANDOM, overrides), tmp_path / "run")
 
     assert list((tmp_path / "run").glob("checkpoints/*")) == []

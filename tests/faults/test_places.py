@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, UserError
@@ -31,7 +32,7 @@ def begun(folder: Path) -> Path:
     path = table(folder / "rows.jsonl", ROWS)
     own = [*TINY, f"task={path}", "rewards=[{kind='numeric'}]"]
     with pytest.raises(Exception, match="stopped after step 1 of 4"):
-        train_experiment(load("tiny", own), folder / "run", StopRequest(15, after=1))
+        train_experiment(load(RANDOM, own), folder / "run", StopRequest(15, after=1))
     return folder / "run"
 
 
@@ -65,7 +66,7 @@ def test_what_changed_between_two_sessions_is_said(tmp_path: Path, capsys: pytes
     reward.write_text("def pay(completion, **columns):\n    return float(len(completion) % 2)\n")
     own = [*TINY, f"rewards=[{{kind='function', function='{reward}:pay'}}]"]
     with pytest.raises(Exception, match="stopped after step 1 of 4"):
-        train_experiment(load("tiny", own), tmp_path / "run", StopRequest(15, after=1))
+        train_experiment(load(RANDOM, own), tmp_path / "run", StopRequest(15, after=1))
     path = tmp_path / "run" / "run.json"
     card = json.loads(path.read_text())
     path.write_text(json.dumps({**card, "versions": {**card["versions"], "torch": "0.1", "transformers": "0.2"}}))

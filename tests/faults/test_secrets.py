@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
@@ -81,13 +82,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TINY = [
-    "train", "tiny", "steps=2", "task.size=20", "rollouts_per_step=16", "held_out.size=2", "grading.workers=1",
+    "train", RANDOM, "steps=2", "task.size=20", "rollouts_per_step=16", "held_out.size=2", "grading.workers=1",
     "rewards=[{kind='function', function='judge.py:score'}]", f"grading.environment={json.dumps(list(NAMES))}",
 ]  # fmt: skip
 REFUSED = [
     ["train", "bad.toml"],
-    ["train", "tiny", f"engine.max_concurrent='{IN_TOML}'"],
-    ["train", "tiny", f"model=http://me:{SECRETS['HF_TOKEN']}@host/model"],
+    ["train", RANDOM, f"engine.max_concurrent='{IN_TOML}'"],
+    ["train", RANDOM, f"model=http://me:{SECRETS['HF_TOKEN']}@host/model"],
 ]
 
 
@@ -194,11 +195,11 @@ def test_a_model_s_own_code_is_printed_and_recorded(tmp_path: Path, capsys: Any)
     tiny = ["steps=0", "task.size=20", "held_out.size=2", "rollouts_per_step=8"]
     for name, trusted in (("no", "false"), ("yes", "true")):
         run = tmp_path / name
-        assert main(["train", "tiny", *tiny, f"trust_remote_code={trusted}", "--run-dir", str(run)]) == 0
+        assert main(["train", RANDOM, *tiny, f"trust_remote_code={trusted}", "--run-dir", str(run)]) == 0
         card = json.loads((run / "run.json").read_text())
         assert card["trusted_models"] == ({"tiny": ""} if trusted == "true" else {})
         assert ("the own code of the model tiny may run" in capsys.readouterr().err) == (trusted == "true")
-    assert load("tiny").experiment.trust_remote_code is False
+    assert load(RANDOM).experiment.trust_remote_code is False
 
 
 # Keeps what a person had been shown by the time that it was imported first.
@@ -261,7 +262,7 @@ def test_own_pieces_tools_and_environments_are_named_at_start(tmp_path: Path, ca
     tiny = ["steps=0", "task.size=20", "held_out.size=2", "rollouts_per_step=8"]
     own = f"algorithm={tmp_path}/mine.py:OWN"
 
-    assert main(["train", "tiny", *tiny, own, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", RANDOM, *tiny, own, "--run-dir", str(tmp_path / "run")]) == 0
 
     said = capsys.readouterr().err
     assert f"the algorithm is your code, which was run: {tmp_path}/mine.py:OWN" in said

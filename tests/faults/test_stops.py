@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.forked import FORKS
+from tests.random_model import RANDOM
 from tests.training.runs import same, trace
 
 from gnomon.cli.main import main
@@ -66,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     for name in ("first", "run"):
         began = time.monotonic()
         child = FORKS.Process(
-            target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(folder / name)], os.devnull)
+            target=_work, args=(["train", RANDOM, *TINY, "--run-dir", str(folder / name)], os.devnull)
         )
         child.start()
         child.join(300)
@@ -77,7 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def finished(run: Path) -> Path:
     """Go on with a run, or begin it where its directory was not made yet."""
     if not (run / "experiment.toml").exists():
-        train_experiment(load("tiny", TINY), run)
+        train_experiment(load(RANDOM, TINY), run)
     else:
         resume(run)
     return run
@@ -93,7 +94,7 @@ def try_stops(tmp_path: Path, whole: Whole, count: int, seed: int) -> tuple[list
         run, log = tmp_path / str(number), tmp_path / f"{number}.log"
         numbers = chosen.choice([(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
         code, seconds = stopped(
-            ["train", "tiny", *TINY, "--run-dir", str(run)], log, chosen.uniform(0, whole.seconds), numbers
+            ["train", RANDOM, *TINY, "--run-dir", str(run)], log, chosen.uniform(0, whole.seconds), numbers
         )
         took.append(seconds)
         ended_early += code != 0
@@ -127,7 +128,7 @@ def test_fifty_runs_that_are_stopped_at_any_time_go_on(tmp_path: Path, whole: Wh
 def test_a_second_start_on_a_running_run_is_refused_and_disturbs_nothing(tmp_path: Path):
     """While one trains, `resume` and `train` are told who is at work; the first ends as if alone."""
     run, log = tmp_path / "run", tmp_path / "log"
-    child = FORKS.Process(target=_work, args=(["train", "tiny", *TINY, "--run-dir", str(run)], str(log)))
+    child = FORKS.Process(target=_work, args=(["train", RANDOM, *TINY, "--run-dir", str(run)], str(log)))
     child.start()
     deadline = time.monotonic() + 60
     while not (run / "metrics.jsonl").exists():
@@ -136,7 +137,7 @@ def test_a_second_start_on_a_running_run_is_refused_and_disturbs_nothing(tmp_pat
         time.sleep(0.01)
     os.kill(child.pid or 0, signal.SIGSTOP)
     try:
-        codes = [main(["resume", str(run)]), main(["train", "tiny", "--run-dir", str(run)])]
+        codes = [main(["resume", str(run)]), main(["train", RANDOM, "--run-dir", str(run)])]
     finally:
         os.kill(child.pid or 0, signal.SIGCONT)
     child.join(120)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.faults.test_files import SOUND, changed, each_nasty, odd_line, odd_somewhere, places, spliced
 from tests.faults.test_run_files import or_ours, with_file
 from tests.insight.made_runs import add_rows, evaluation, made_run
+from tests.random_model import RANDOM
 
 from gnomon.analysis.compare.contestants import Design, RunLimit
 from gnomon.analysis.compare.jobs import _refuse_other
@@ -28,7 +29,7 @@ from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask
 from gnomon.training.build_data import questions
 
 QUICK, THOROUGH = 25, 1000
-TINY = to_toml(load("tiny").experiment)
+TINY = to_toml(load(RANDOM).experiment)
 LIMIT = RunLimit(1000.0, "tokens")
 CLAIM = """
 from experiments.claims.definition import Claim, Level
@@ -63,12 +64,12 @@ def compared(path: Path) -> None:
 
 def entered(path: Path) -> None:
     """Read an experiment as one of the algorithms."""
-    Design.of("tiny", [], ["spo", str(path)], 1, LIMIT)
+    Design.of(RANDOM, [], ["spo", str(path)], 1, LIMIT)
 
 
 def held_out(path: Path) -> None:
     """Read a table as what is held out of another task."""
-    questions(load("tiny", [f"evaluation.task={{kind='table', path='{path}'}}", "held_out.size=2"]).experiment)
+    questions(load(RANDOM, [f"evaluation.task={{kind='table', path='{path}'}}", "held_out.size=2"]).experiment)
 
 
 def benchmark(path: Path) -> None:
@@ -82,7 +83,7 @@ def terms(path: Path) -> None:
     folder = path.parent / "comparison"
     folder.mkdir(exist_ok=True)
     (folder / TERMS).write_bytes(path.read_bytes())
-    _refuse_other_study(Design.of("tiny", [], ["grpo", "spo"], 2, LIMIT), folder)
+    _refuse_other_study(Design.of(RANDOM, [], ["grpo", "spo"], 2, LIMIT), folder)
 
 
 def begun(path: Path) -> None:
@@ -90,7 +91,7 @@ def begun(path: Path) -> None:
     folder = path.parent / "run"
     folder.mkdir(exist_ok=True)
     (folder / "experiment.toml").write_bytes(path.read_bytes())
-    _refuse_other(folder, to_toml(load("tiny", ["steps=3"]).experiment))
+    _refuse_other(folder, to_toml(load(RANDOM, ["steps=3"]).experiment))
 
 
 def results(path: Path) -> None:
@@ -110,7 +111,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "held-out-json": ("x.json", held_out, [ROW, {"prompt": "1+1=", "answer": 2}]),
     "of-verifiers": ("x.jsonl", held_out, OF_VERIFIERS),
     "benchmark": ("x.jsonl", benchmark, {"question": "q", "problem": "p", "answer": "#### 72", "solution": "s"}),
-    "terms": ("x.json", terms, {"format": FORMAT, "terms": Design.of("tiny", [], ["grpo", "spo"], 2, LIMIT).terms()}),
+    "terms": ("x.json", terms, {"format": FORMAT, "terms": Design.of(RANDOM, [], ["grpo", "spo"], 2, LIMIT).terms()}),
     "begun": ("x.toml", begun, TINY.encode()),
     "results": ("x.json", results, TESTED),
 }

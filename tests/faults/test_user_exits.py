@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.forked import Forked, ended
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.core.user_code import one_process
@@ -58,7 +59,7 @@ def test_an_import_that_ends_the_process_is_no_run_that_is_done(
     tmp_path: Path, place: str, line: str, capsys: pytest.CaptureFixture[str]
 ):
     """However it says so, also with status 0: not exit code 0, and the file is named."""
-    code = main(["plan", "tiny", *SMALL, *FEW, written(tmp_path, place, line)])
+    code = main(["plan", RANDOM, *SMALL, *FEW, written(tmp_path, place, line)])
 
     assert code == 2
     assert "mine.py" in capsys.readouterr().err
@@ -69,7 +70,7 @@ def test_an_import_that_kills_its_process_is_an_error_that_names_the_file(tmp_pa
     """SIGKILL to itself: the file is the last that was named, and the exit code is not 0."""
     setting = written(tmp_path, place, "os.kill(os.getpid(), 9)")
 
-    done = ended(Forked(["plan", "tiny", *SMALL, *FEW, setting]))
+    done = ended(Forked(["plan", RANDOM, *SMALL, *FEW, setting]))
 
     assert done.returncode in ((-9,) if place == "algorithm" else (1, 2))
     assert "mine.py" in done.stderr
@@ -83,7 +84,7 @@ def test_a_copy_of_the_process_made_by_an_import_ends_with_it(
     marker = tmp_path / "here"
     line = f"child = os.fork()\nif not child: open({str(marker)!r}, 'w').close()\nelse: os.waitpid(child, 0)"
 
-    assert main(["plan", "tiny", *SMALL, *FEW, written(tmp_path, place, line)]) == 0
+    assert main(["plan", RANDOM, *SMALL, *FEW, written(tmp_path, place, line)]) == 0
 
     assert marker.exists() or place != "algorithm"
     assert capfd.readouterr().out.count("rollouts a step") <= 1
@@ -100,7 +101,7 @@ def test_a_piece_that_ends_the_process_in_training_is_a_run_that_failed(
 
     place = ["--run-dir", str(tmp_path / "run")]
     paying = ["rewards=[{kind='format', pattern='[!-P].*'}]", "rollouts_per_step=16", "algorithm.num_generations=8"]
-    code = main(["train", "tiny", *SMALL, *paying, "sampling.max_completion_length=30", setting, *place])
+    code = main(["train", RANDOM, *SMALL, *paying, "sampling.max_completion_length=30", setting, *place])
 
     assert code == 1
     assert "the run failed: it was ended by" in (said := capsys.readouterr().err)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws.batches import few
+from tests.random_model import RANDOM
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -225,7 +226,7 @@ def test_a_run_adds_it(tmp_path: Path, top_k: int, more: tuple[str, ...]):
     reward.write_text("def parity(prompt, completion):\n    return float(len(completion.encode()) % 2)\n")
     overrides = ["algorithm=p3o", "algorithm.updates.minibatches=2", "steps=3", "rollouts_per_step=16", pieces, *more]
     overrides += [f'rewards=[{{kind = "function", function = "{reward}:parity"}}]', "sampling.max_completion_length=8"]
-    train_experiment(load("tiny", [*overrides, "learner.optimizer.learning_rate=1e-3"]), tmp_path / "run")
+    train_experiment(load(RANDOM, [*overrides, "learner.optimizer.learning_rate=1e-3"]), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     found = [row["loss/ess_kl_estimate_nats"] for row in rows if "loss/ess_kl_estimate_nats" in row]
 
@@ -245,7 +246,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(overrides:
     """Engines that return one number a token, and distributions that leave tokens out."""
     exact = 'algorithm.regularizers=[{piece = "EssKl", estimator = "exact"}]'
     with pytest.raises(ConfigError, match=message):
-        check_settings(resolve(load("tiny", ["algorithm=p3o", exact, *overrides]).experiment))
+        check_settings(resolve(load(RANDOM, ["algorithm=p3o", exact, *overrides]).experiment))
 
 
 def test_settings_that_mean_nothing_are_refused():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.forked import GNOMON, Forked, ended
+from tests.random_model import RANDOM
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's"),
@@ -125,7 +126,7 @@ def test_a_run_with_code_rewards_is_refused_before_anything_is_loaded(tmp_path: 
 def test_the_python_tool_is_refused_as_well(tmp_path: Path):
     """An environment that runs what a model writes needs the same walls."""
     asked = ("environment={kind='tools', tools=['python']}", "rewards=[{kind='numeric'}]", "steps=1")
-    ran = without(EVERYTHING, GNOMON, "plan", "tiny", *asked, path="/nowhere")
+    ran = without(EVERYTHING, GNOMON, "plan", RANDOM, *asked, path="/nowhere")
 
     assert ran.returncode == 2, ran.stderr
     assert "nothing on this machine isolates model-written code" in ran.stderr

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 from tests.forked import FORKS
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.core import failpoints
@@ -36,7 +37,7 @@ RARE = ("exchange", "collect", "share", "model")
 
 def _train(run: Path, options: list[str], dies_at: str) -> None:
     failpoints.arm(dies_at)
-    train_experiment(load("tiny", options), run)
+    train_experiment(load(RANDOM, options), run)
 
 
 def attempt(run: Path, options: list[str], dies_at: str = "") -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.forked import Forked, ended
+from tests.random_model import RANDOM
 
 from gnomon.records.jsonl import read_rows
 from gnomon.records.manifest import write_manifest
@@ -70,7 +71,7 @@ def signaled(
     run: Path, number: signal.Signals, options: list[str], rows: str = "metrics"
 ) -> "subprocess.CompletedProcess[str]":
     """Train in a process of its own and send it a signal once two rows of that file are written down."""
-    program = Forked(["train", "tiny", *options, "--run-dir", str(run)])
+    program = Forked(["train", RANDOM, *options, "--run-dir", str(run)])
     metrics, deadline = run / f"{rows}.jsonl", time.monotonic() + 60
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
         assert program.poll() is None, program.communicate()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import broken_off
 
 from gnomon.algorithms import resolve
@@ -241,7 +242,7 @@ def test_weights_change_while_answers_are_half_generated(tmp_path: Path):
     """
     run = tmp_path / "run"
     long = ("sampling.max_completion_length=64", "learner.optimizer.learning_rate=1e-4", "engine.max_concurrent=3")
-    train_experiment(load("tiny", [*QUICK, *long, "max_staleness=3"]), run)
+    train_experiment(load(RANDOM, [*QUICK, *long, "max_staleness=3"]), run)
     ages = [step - 1 - r.rollout.oldest_version for step, found in recorded(run).items() for r in found]
     spans = [r.rollout.newest_version - r.rollout.oldest_version for found in recorded(run).values() for r in found]
 
@@ -259,7 +260,7 @@ def test_a_stopped_asynchronous_run_loses_no_prompt_and_trains_on_none_twice(tmp
     """Stopped after step 1, resumed, and resumed from a crash: all steps whole, each prompt in one of them."""
     run, options = tmp_path / "run", [*QUICK, *settings, "checkpoints.keep_last=9"]
     with pytest.raises(Stopped):
-        train_experiment(load("tiny", options), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, options), run, StopRequest(signal.SIGTERM, after=1))
     resume(run)
     again = broken_off(run, tmp_path / "again", 4)
     resume(again)
@@ -279,7 +280,7 @@ def test_every_token_has_one_end(tmp_path: Path):
     trust = ("max_staleness=measured", "staleness.ess_floor=0.99", "staleness.stragglers=drop")
     reward = "rewards=[{kind='format', pattern='[!-P].*'}]"
     filtered = ("algorithm.keep=Informative", "algorithm.correction=Truncated")
-    train_experiment(load("tiny", [*QUICK, *trust, *filtered, reward]), run)
+    train_experiment(load(RANDOM, [*QUICK, *trust, *filtered, reward]), run)
     ends = ("trained", "idle", "failed", "refused", "surplus", "distrusted")
 
     for row in rows(run):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.forked import FORKS
+from tests.random_model import RANDOM
 from tests.training.runs import measured, same, trace
 
 import gnomon
@@ -59,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]
     def run(algorithm: str, steps: int) -> Path:
         if (algorithm, steps) not in runs:
             runs[algorithm, steps] = tmp_path_factory.mktemp(f"{algorithm}-{steps}") / "run"
-            train_experiment(load("tiny", options(algorithm, steps)), runs[algorithm, steps])
+            train_experiment(load(RANDOM, options(algorithm, steps)), runs[algorithm, steps])
         return runs[algorithm, steps]
 
     return run
@@ -151,7 +152,7 @@ def test_rates_that_depended_on_the_steps_are_refused(tmp_path: Path):
     """A linear schedule gave the second step another rate than it would have had in a longer run."""
     run = tmp_path / "run"
     train_experiment(
-        load("tiny", options("grpo", 2, "learner.optimizer.schedule=linear", "learner.optimizer.warmup_steps=0")), run
+        load(RANDOM, options("grpo", 2, "learner.optimizer.schedule=linear", "learner.optimizer.warmup_steps=0")), run
     )
     written = (run / "experiment.toml").read_bytes()
 
@@ -163,7 +164,7 @@ def test_rates_that_depended_on_the_steps_are_refused(tmp_path: Path):
 def test_a_spent_budget_can_be_raised(tmp_path: Path, made: Callable[[str, int], Path]):
     """A run that its budget of tokens ended makes its other steps, which are those of a run without a budget."""
     run = tmp_path / "run"
-    train_experiment(load("tiny", options("grpo", STEPS, "budget.tokens=1", "budget.evaluations=0")), run)
+    train_experiment(load(RANDOM, options("grpo", STEPS, "budget.tokens=1", "budget.evaluations=0")), run)
     assert [row["step"] for row in trace(run, 1)["metrics"]] == [1]
     continue_run(run, [("budget.tokens", 100_000)])
 
@@ -215,7 +216,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of SPO of three steps on the questions 0 to 15."""
     folder = tmp_path_factory.mktemp("parent")
     path = _rows(folder / "questions.jsonl", range(16))
-    train_experiment(load("tiny", [f"task={{kind='table', path='{path}'}}", "steps=3", *SPO]), folder / "run")
+    train_experiment(load(RANDOM, [f"task={{kind='table', path='{path}'}}", "steps=3", *SPO]), folder / "run")
     return folder / "run"
 
 
@@ -300,7 +301,7 @@ def test_with_nothing_but_a_name_another_run_is_the_longer_run(parent: Path, tmp
 
 def test_an_adapter_that_cannot_change_is_said_by_its_setting():
     """The setting and both values, as they are written, and no form of Python."""
-    begun, asked = (load("tiny", ["lora={}", f"lora.base={base}"]).experiment for base in ("nf4", "int8"))
+    begun, asked = (load(RANDOM, ["lora={}", f"lora.base={base}"]).experiment for base in ("nf4", "int8"))
 
     with pytest.raises(ConfigError, match=r"^lora\.base is 'nf4' in runs/first, .* and cannot become 'int8'; leave it"):
         ParentRun(Path("runs/first/checkpoints/step-3"), begun)._check(asked)
@@ -378,8 +379,8 @@ def test_a_strangers_checkpoint_is_not_begun_with_where_its_run_names_code(paren
     (run / "experiment.toml").write_text(text.replace("[algorithm]", f"[algorithm]\nown = '{tmp_path}/own.py:X'", 1))
     own = [f"task={{kind='table', path='{parent.parent / 'questions.jsonl'}'}}", "steps=4", *SPO]
     with pytest.raises(ConfigError, match="was not begun by this user on this machine"):
-        train_experiment(load("tiny", [*own, f"continue_from={run}"]), tmp_path / "child")
-    assert train_experiment(load("tiny", [*own, f"continue_from={parent}"]), tmp_path / "child").steps == 4
+        train_experiment(load(RANDOM, [*own, f"continue_from={run}"]), tmp_path / "child")
+    assert train_experiment(load(RANDOM, [*own, f"continue_from={parent}"]), tmp_path / "child").steps == 4
 
 
 def test_what_is_read_of_a_continued_run_says_so(parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -394,7 +395,7 @@ def test_what_is_read_of_a_continued_run_says_so(parent: Path, tmp_path: Path, c
     assert main(["doctor", str(tmp_path / "child")]) == 0
     assert main(["resume", str(tmp_path / "child")]) == 0
     assert "is finished: 5 of 5 steps" in capsys.readouterr().err
-    assert main(["compare", "tiny", "--algorithms", "grpo,spo", "--steps", "2", f"continue_from={parent}"]) == 2
+    assert main(["compare", RANDOM, "--algorithms", "grpo,spo", "--steps", "2", f"continue_from={parent}"]) == 2
     assert "the runs of a comparison begin with a model" in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.random_model import RANDOM
 from tests.training.runs import broken_off, measured, same, signaled, trace
 
 from gnomon.config.experiment import load
@@ -58,7 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(algorithm: str) -> Path:
         if algorithm not in made:
             made[algorithm] = tmp_path_factory.mktemp(algorithm) / "run"
-            train_experiment(load("tiny", overrides(algorithm)), made[algorithm])
+            train_experiment(load(RANDOM, overrides(algorithm)), made[algorithm])
         return made[algorithm]
 
     return run
@@ -73,7 +74,7 @@ def test_a_run_that_is_stopped_wherever_it_can_be_is_the_uninterrupted_run(
     phases = ["after batch 1 of 2 of value pre-training", "before step 1 of 3"]
     stops = [*(phases if algorithm in PRETRAINING else []), "after step 1 of 3", "after step 2 of 3"]
     with pytest.raises(Stopped, match=f"stopped {stops[0]}, and saved; go on with: gnomon resume"):
-        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
     for stop in stops[1:]:
         with pytest.raises(Stopped, match=f"stopped {stop}, and saved"):
             resume(run, StopRequest(signal.SIGTERM, after=1))
@@ -129,7 +130,7 @@ def test_a_run_killed_in_value_pretraining_goes_on(tmp_path: Path):
     assert ran.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "metrics.jsonl").read_text()
     resume(tmp_path / "killed")
-    train_experiment(load("tiny", options), tmp_path / "whole")
+    train_experiment(load(RANDOM, options), tmp_path / "whole")
 
     same(trace(tmp_path / "killed", 1), trace(tmp_path / "whole", 1))
 
@@ -140,7 +141,7 @@ def test_a_crash_in_value_pretraining_changes_nothing(
     """It goes on after the batch saved last, removes rows of later ones, and evaluates nothing twice."""
     run = tmp_path / "run"
     with pytest.raises(Stopped, match="after batch 1"):
-        train_experiment(load("tiny", overrides("separate-after")), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, overrides("separate-after")), run, StopRequest(signal.SIGTERM, after=1))
     with open(run / "pretraining.jsonl", "a") as file:
         file.write('{"step": 2, "seconds": 1.0, "critic/explained_variance": 0.5}\n')
     resume(run)
@@ -179,7 +180,7 @@ def test_what_the_critic_moves_is_scored_before():
     """With one update the proximal policy needs a pass of its own only if the critic moves the weights before it."""
     shared = ("algorithm=vapo-review", "algorithm.routing=proximal")
     first, last = (
-        load("tiny", [*shared, f"algorithm.critic.order={order}"]).experiment.algorithm for order in ("before", "after")
+        load(RANDOM, [*shared, f"algorithm.critic.order={order}"]).experiment.algorithm for order in ("before", "after")
     )
 
     assert first.needs == {"values", "proximal", "routing"}
@@ -205,7 +206,7 @@ def test_pretraining_ends_as_soon_as_enough_is_explained(tmp_path: Path):
     """It ends with the first two batches in a row that reach the bound, and steps = 0 trains the critic alone."""
     run = tmp_path / "run"
     phase = "algorithm.critic.pretraining={steps=20, explained_variance=1e-9, patience=2}"
-    train_experiment(load("tiny", overrides("separate-after", phase, "steps=0")), run)
+    train_experiment(load(RANDOM, overrides("separate-after", phase, "steps=0")), run)
     good = [row["critic/explained_variance"] >= 1e-9 for row in measured(run / "pretraining.jsonl")]
 
     assert len(good) < 20
@@ -218,7 +219,7 @@ def test_another_run_can_begin_with_a_pretrained_critic(tmp_path: Path, whole: C
     """`critic.initial` names the critic saved with step 0; without a phase of its own the run has no such files."""
     saved = whole("separate-after") / "checkpoints" / "step-0" / "critic"
     more = ("algorithm.critic.pretraining=none", f"algorithm.critic.initial={saved}", "steps=1")
-    run = train_experiment(load("tiny", overrides("separate-after", *more)), tmp_path / "run").directory
+    run = train_experiment(load(RANDOM, overrides("separate-after", *more)), tmp_path / "run").directory
 
     assert measured(run / "metrics.jsonl")[0]["critic/value_mean"] != 0
     assert not (run / "pretraining.jsonl").exists()
@@ -229,7 +230,7 @@ def test_a_critic_that_is_not_there_is_refused_before_a_run_is_made(tmp_path: Pa
     """The folder is named, and no run directory is left behind."""
     with pytest.raises(ModelError, match=r"critic\.initial: the folder 'nowhere' does not exist"):
         train_experiment(
-            load("tiny", overrides("separate-after", "algorithm.critic.initial=nowhere")), tmp_path / "run"
+            load(RANDOM, overrides("separate-after", "algorithm.critic.initial=nowhere")), tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
 
@@ -237,7 +238,7 @@ def test_a_critic_that_is_not_there_is_refused_before_a_run_is_made(tmp_path: Pa
 def test_the_pretrained_critic_is_kept(tmp_path: Path):
     """Step 0 stays when later checkpoints retire others, for it is what the phase has paid for."""
     run = tmp_path / "run"
-    train_experiment(load("tiny", overrides("separate-after", "checkpoints.keep_last=1")), run)
+    train_experiment(load(RANDOM, overrides("separate-after", "checkpoints.keep_last=1")), run)
 
     assert {path.name for path in (run / "checkpoints").glob("step-*")} >= {"step-0", f"step-{STEPS}"}
     assert not (run / "checkpoints" / "step-1").exists()

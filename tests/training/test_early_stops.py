@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import gnomon, same, trace
 
 from gnomon.config.experiment import load
@@ -60,13 +61,13 @@ def test_a_stop_is_noticed_before_the_first_step_too(
     No step is made but where only the look after it notices, and all go on as the uninterrupted run.
     """
     monkeypatch.setitem(STATELESS, Noticed, "is about this process, as every request to stop")  # type: ignore[arg-type]
-    train_experiment(load("tiny", overrides(algorithm)), tmp_path / "whole")
+    train_experiment(load(RANDOM, overrides(algorithm)), tmp_path / "whole")
     whole, done, look = trace(tmp_path / "whole", STEPS), 0, 0
     while done == 0 and look < MOST_LOOKS:
         look += 1
         run = tmp_path / str(look)
         with pytest.raises(Stopped, match=r"stopped (before|after).*(and saved|nothing was made yet that could be)"):
-            train_experiment(load("tiny", overrides(algorithm)), run, Noticed(signal.SIGTERM, look=look))
+            train_experiment(load(RANDOM, overrides(algorithm)), run, Noticed(signal.SIGTERM, look=look))
         is_saved = any(run.glob("*/step-*/manifest.json"))
         done = len(list(read_rows(run / "metrics.jsonl")))
         capsys.readouterr()
@@ -83,7 +84,7 @@ def test_a_stop_is_noticed_before_the_first_step_too(
 def test_ctrl_c_before_the_first_step_makes_none(tmp_path: Path):
     """While the first evaluation is under way: that is finished and saved, no step is made, exit code 130."""
     run = tmp_path / "run"
-    command = gnomon("train", "tiny", *overrides("grpo"), "evaluation.samples=400", "--run-dir", str(run))
+    command = gnomon("train", RANDOM, *overrides("grpo"), "evaluation.samples=400", "--run-dir", str(run))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     until = time.monotonic() + 60
@@ -103,7 +104,7 @@ def test_a_program_takes_a_run_as_many_steps_further_as_it_says(tmp_path: Path):
     """With ``after=1`` every session makes one step, and then stops; without, one that was asked before makes none."""
     run = tmp_path / "run"
     with pytest.raises(Stopped, match=f"stopped after step 1 of {STEPS}, and saved"):
-        train_experiment(load("tiny", overrides("grpo")), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, overrides("grpo")), run, StopRequest(signal.SIGTERM, after=1))
     with pytest.raises(Stopped, match=f"stopped before step 2 of {STEPS}, and saved"):
         resume(run, StopRequest(signal.SIGTERM))
     assert resume(run, StopRequest(signal.SIGTERM, after=1)).steps == STEPS

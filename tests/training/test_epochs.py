@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.records.reading import RunRecord
@@ -18,7 +19,7 @@ SMALL = (
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (3.3333333333333335, 10)])
 def test_steps_are_passes_over_the_prompts_rounded_up(epochs: float, steps: int):
     """12 prompts, 4 a step: three steps an epoch; a half epoch is two; ten thirds are 40 prompts, ten steps."""
-    found = completed(load("tiny", [*SMALL, f"epochs={epochs}"]))
+    found = completed(load(RANDOM, [*SMALL, f"epochs={epochs}"]))
 
     assert found.experiment.steps == steps
     assert f"of 12 rows, 4 a step, is steps = {steps}" in found.notes[-1]
@@ -27,7 +28,7 @@ def test_steps_are_passes_over_the_prompts_rounded_up(epochs: float, steps: int)
 @pytest.mark.parametrize("name", ["num_train_epochs", "total_epochs", "trainer.total_epochs", "num_episodes", "epochs"])
 def test_other_libraries_names_are_understood(name: str):
     """TRL's, verl's and OpenRLHF's."""
-    assert completed(load("tiny", [*SMALL, f"{name}=2"])).experiment.steps == 6
+    assert completed(load(RANDOM, [*SMALL, f"{name}=2"])).experiment.steps == 6
 
 
 @pytest.mark.parametrize(
@@ -40,14 +41,14 @@ def test_other_libraries_names_are_understood(name: str):
 )
 def test_where_prompts_are_not_asked_equally_often_it_says_what_an_epoch_is(algorithm: str, said: str):
     """SPO draws by uncertainty, DAPO asks others for refused groups, GRESO passes over prompts."""
-    loaded = load("tiny", [f"algorithm={algorithm}", "rollouts_per_step=16", "epochs=2"])
+    loaded = load(RANDOM, [f"algorithm={algorithm}", "rollouts_per_step=16", "epochs=2"])
 
     assert said in completed(loaded).notes[-1]
 
 
 def test_a_run_of_epochs_asks_every_prompt_as_often(tmp_path: Path):
     """Two epochs of 12 prompts, in six steps: each twice."""
-    assert train_experiment(load("tiny", [*SMALL, "epochs=2"]), tmp_path / "run").steps == 6
+    assert train_experiment(load(RANDOM, [*SMALL, "epochs=2"]), tmp_path / "run").steps == 6
 
     record = RunRecord(tmp_path / "run")
     asked = Counter(task for n in record.rollout_steps() for task in {r.rollout.task_id for r in record.rollouts(n)})

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 import gnomon
 from gnomon.analysis.paired import compare, read_answered
@@ -126,7 +127,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated") / "run"
     overrides = ["steps=4", "seed=1", "rollouts_per_step=64", "learner.optimizer.learning_rate=0.03"]
     overrides += ["evaluation.every=1", "evaluation.samples=8", "checkpoints.keep_last=1"]
-    train_experiment(load("tiny", overrides), folder)
+    train_experiment(load(RANDOM, overrides), folder)
     return folder
 
 

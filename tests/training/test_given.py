@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import resolve
 from gnomon.config.experiment import load
@@ -20,7 +21,7 @@ def test_one_answer_of_each_group_is_the_datasets(tmp_path: Path):
     quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
     more = ("algorithm=srft", "algorithm.num_generations=4", "sampling.max_completion_length=3", "max_staleness=1")
 
-    run = train_experiment(load("tiny", [*settings, *quick, *more]), tmp_path / "run")
+    run = train_experiment(load(RANDOM, [*settings, *quick, *more]), tmp_path / "run")
 
     rows = run.rollouts(2)
     given = [row for row in rows if row.rollout.oldest_version == GIVEN]
@@ -50,4 +51,4 @@ def test_compositions_without_a_given_answer_are_refused(change: dict[str, objec
 def test_a_measured_staleness_is_refused():
     """What nobody sampled has no effective sample size."""
     with pytest.raises(ConfigError, match="set max_staleness to a number"):
-        load("tiny", ["algorithm=luffy", "max_staleness=measured"])
+        load(RANDOM, ["algorithm=luffy", "max_staleness=measured"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.random_model import RANDOM
 from tests.training.killed import POINTS, RARE, attempt, killed
 from tests.training.runs import broken_off, left_out, same, trace
 from transformers import AutoModelForCausalLM
@@ -197,7 +198,7 @@ def test_an_asynchronous_run_loses_no_rollout_and_trains_on_none_twice(tmp_path:
     """Each prompt is in one step, with all its answers, or still on its way: none is missing, and none is twice."""
     run = killed(tmp_path / "killed", OVERLAPPED, point)
     steps = ledger(run)
-    experiment = load("tiny", OVERLAPPED).experiment
+    experiment = load(RANDOM, OVERLAPPED).experiment
     tasks = questions(experiment).split.train
     stream = json.loads((run / "checkpoints" / "step-4" / "state" / "stream.json").read_text())
     trained = [task for step in steps.values() for task in step]
@@ -235,9 +236,9 @@ def test_another_experiment_does_not_go_on_with_a_run(tmp_path: Path, whole: Cal
     """The same command finds its run finished; with one key changed it is refused, and nothing is touched."""
     run = broken_off(whole("grpo"), tmp_path / "run", STEPS)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    same_again = train_experiment(load("tiny", overrides("grpo", "checkpoints.keep_last=9")), run)
+    same_again = train_experiment(load(RANDOM, overrides("grpo", "checkpoints.keep_last=9")), run)
 
     assert same_again.steps == STEPS
     with pytest.raises(OSError, match="holds a run already"):
-        train_experiment(load("tiny", overrides("grpo", "checkpoints.keep_last=9", "seed=3")), run)
+        train_experiment(load(RANDOM, overrides("grpo", "checkpoints.keep_last=9", "seed=3")), run)
     assert {path: path.read_bytes() for path in before} == before

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.cli.results import show
 from gnomon.config.experiment import load
@@ -14,7 +15,7 @@ from gnomon.training.notes import temperature_note
 
 
 def rows(folder: Path, *overrides: str) -> list[dict[str, float]]:
-    train_experiment(load("tiny", ["steps=2", "rollouts_per_step=32", "evaluation.before=false", *overrides]), folder)
+    train_experiment(load(RANDOM, ["steps=2", "rollouts_per_step=32", "evaluation.before=false", *overrides]), folder)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -55,7 +56,7 @@ def test_greedy_training_is_refused_where_it_means_nothing(tmp_path: Path) -> No
 def test_held_out_answers_may_be_greedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Evaluation at temperature 0 beside training at 1: the same answers each time, and what is said fits it."""
     overrides = ["steps=0", "evaluation.sampling.temperature=0"]
-    result = train_experiment(load("tiny", overrides), tmp_path / "first")
+    result = train_experiment(load(RANDOM, overrides), tmp_path / "first")
     first = result.evaluations[-1]
     again = evaluate(tmp_path / "first", overrides=["evaluation.sampling.temperature=0", "seed=7"])
 
@@ -67,11 +68,11 @@ def test_held_out_answers_may_be_greedy(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_it_is_said_and_checked() -> None:
     """A note where the two differ, none where they do not; a temperature of 0 or below and one that is none."""
-    apart = load("tiny", ["learner.temperature=0.8"]).experiment
+    apart = load(RANDOM, ["learner.temperature=0.8"]).experiment
     assert temperature_note(apart).startswith("answers are drawn at temperature 1 and scored at 0.8")
-    assert temperature_note(load("tiny", ["learner.temperature=1.0"]).experiment) is None
-    assert temperature_note(load("tiny").experiment) is None
+    assert temperature_note(load(RANDOM, ["learner.temperature=1.0"]).experiment) is None
+    assert temperature_note(load(RANDOM).experiment) is None
     assert math.isclose(apart.scoring_temperature, 0.8)
     for wrong in ("0", "-1", "inf"):
         with pytest.raises(ConfigError, match="temperature"):
-            load("tiny", [f"learner.temperature={wrong}"])
+            load(RANDOM, [f"learner.temperature={wrong}"])

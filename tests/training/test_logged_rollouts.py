@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.random_model import RANDOM
 
 import gnomon
 from gnomon.algorithms import resolve
@@ -30,7 +31,7 @@ MORE = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false"
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of one step that logged its rollouts."""
     run = tmp_path_factory.mktemp("logged") / "run"
-    train_experiment(load("tiny", [*QUICK, *MORE]), run)
+    train_experiment(load(RANDOM, [*QUICK, *MORE]), run)
     return run
 
 
@@ -42,7 +43,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_logged_step_teaches_what_it_taught(logged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """From the same weights P3O makes the same weights of it, to 1e-6; the effective size is said first, and is 1."""
     settings = (*QUICK, *MORE, "--from", str(logged / "rollouts"), "--run-dir", str(tmp_path / "run"))
-    assert main(["train", "tiny", *settings]) == 0
+    assert main(["train", RANDOM, *settings]) == 0
 
     said = "".join(capsys.readouterr())
     assert "logged rollouts: 4 groups of 4; effective sample size under the policy 1.000" in said
@@ -104,7 +105,7 @@ def test_logs_that_do_not_fit_are_refused(
     settings = [*(s for s in QUICK if not more or s.partition("=")[0] != more[0].partition("=")[0]), *MORE, *more]
 
     with pytest.raises(UserError, match=said):
-        questions(load("tiny", [*settings, "algorithm.num_generations=4", f"rollouts_from={place}", *more]).experiment)
+        questions(load(RANDOM, [*settings, "algorithm.num_generations=4", f"rollouts_from={place}", *more]).experiment)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_correction_weighs_logs_of_another_policy(
         altered(logged, tmp_path / name, less_likely(nats)) for name, nats in (("log", 0), ("old", math.log(ratio)))
     ]
     runs = {
-        source: train_experiment(load("tiny", [*settings, f"rollouts_from={source}"]), tmp_path / f"run-{number}")
+        source: train_experiment(load(RANDOM, [*settings, f"rollouts_from={source}"]), tmp_path / f"run-{number}")
         for number, source in enumerate(places)
     }
     first, moved = (run.metrics["learner/gradient_norm"][0] for run in runs.values())
@@ -133,7 +134,7 @@ def test_the_effective_size_is_said(logged: Path, tmp_path: Path, capsys: pytest
     """Some answers are three times as likely by now: (sum r)^2 / (n sum r^2) over the tokens."""
     place = altered(logged, tmp_path / "log", less_likely(math.log(3), share=3))
     settings = (*QUICK, *MORE, "algorithm=decoupled-ppo", "algorithm.num_generations=4", "algorithm.updates=Updates")
-    assert main(["train", "tiny", *settings, "--from", str(place), "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", RANDOM, *settings, "--from", str(place), "--run-dir", str(tmp_path / "run")]) == 0
 
     lines = [json.loads(line) for line in (place / "step-000001.jsonl").read_text().splitlines()]
     ratios = [1.0 if sum(line["response"]) % 3 else 3.0 for line in lines for _ in line["logprobs"]]
@@ -146,7 +147,7 @@ def test_logs_without_probabilities_serve_where_none_are_read(logged: Path, tmp_
     """GRPO on them: each is a given answer, which no measure of the sampler counts."""
     place = altered(logged, tmp_path / "log", unknown)
 
-    train = questions(load("tiny", [*QUICK, *MORE, "algorithm=grpo", f"rollouts_from={place}"]).experiment).split.train
+    train = questions(load(RANDOM, [*QUICK, *MORE, "algorithm=grpo", f"rollouts_from={place}"]).experiment).split.train
 
     assert isinstance(train, LoggedRollouts)
     assert {rollout.oldest_version for group in train.groups for rollout in group.rollouts} == {GIVEN}
@@ -176,7 +177,7 @@ def test_logs_of_other_tokens_are_refused(logged: Path, tmp_path: Path):
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary).replace('"A": ', '"\u0100A": '))
 
     with pytest.raises(ConfigError, match=r"has the tokens of 'tiny', and .* has others: token \d+ is"):
-        questions(load("tiny", [*QUICK, *MORE, f"model={folder}", f"rollouts_from={logged}"]).experiment)
+        questions(load(RANDOM, [*QUICK, *MORE, f"model={folder}", f"rollouts_from={logged}"]).experiment)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +193,13 @@ def test_what_would_have_to_ask_is_refused(more: str, said: str, logged: Path):
     """Nothing is generated from logs, so what decides about that has no place."""
     preset = () if more.startswith("algorithm=") else QUICK
     with pytest.raises(ConfigError, match=said):
-        questions(load("tiny", [*preset, *MORE, f"rollouts_from={logged}", more]).experiment)
+        questions(load(RANDOM, [*preset, *MORE, f"rollouts_from={logged}", more]).experiment)
 
 
 def test_a_held_out_prompt_of_a_log_is_left_out(logged: Path):
     """Of four groups one has the prompt of a held-out row: three are trained on, and it is said."""
-    source = questions(load("tiny", [*QUICK, *MORE]).experiment)
-    experiment = load("tiny", [*QUICK, *MORE, f"rollouts_from={logged}"]).experiment
+    source = questions(load(RANDOM, [*QUICK, *MORE]).experiment)
+    experiment = load(RANDOM, [*QUICK, *MORE, f"rollouts_from={logged}"]).experiment
     whole = read_logged(experiment, source.tokenizer, source.split.held_out)
 
     kept = read_logged(experiment, source.tokenizer, replace(whole, groups=whole.groups[:1]))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import broken_off, gnomon, measured, same, trace
 
 from gnomon.config.experiment import load
@@ -29,7 +30,7 @@ QUICK = [
 
 def train(run: Path, processes: int, *more: str) -> Path:
     """Train the `tiny` experiment with so many processes."""
-    train_experiment(load("tiny", [*QUICK, f"learner.processes={processes}", *more]), run)
+    train_experiment(load(RANDOM, [*QUICK, f"learner.processes={processes}", *more]), run)
     return run
 
 
@@ -109,7 +110,7 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
 def test_processes_end_with_the_run(number: signal.Signals, tmp_path: Path):
     """However it ends, and within seconds; a stopped run has saved, and goes on."""
-    command = gnomon("train", "tiny", *QUICK, "steps=500", "learner.processes=2", "--run-dir", str(tmp_path / "run"))
+    command = gnomon("train", RANDOM, *QUICK, "steps=500", "learner.processes=2", "--run-dir", str(tmp_path / "run"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
@@ -142,5 +143,5 @@ def test_what_cannot_be_combined_is_refused_before_anything_is_loaded(option: st
     options = [*QUICK, "device=cpu", "algorithm=p3o", "algorithm.num_generations=4", "learner.processes=2", option]
 
     with pytest.raises(ConfigError, match=message):
-        train_experiment(load("tiny", options), tmp_path / "run")
+        train_experiment(load(RANDOM, options), tmp_path / "run")
     assert not (tmp_path / "run").exists()

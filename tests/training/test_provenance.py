@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from transformers import MambaConfig, MambaForCausalLM
 
 from gnomon.config.experiment import load, to_toml
@@ -79,7 +80,7 @@ def test_a_file_of_the_user_s_that_changed_is_named(tmp_path: Path):
     """By the SHA-256 that the session before wrote down; what it did not run says nothing."""
     reward = tmp_path / "mine.py"
     reward.write_text("def pay(completion, **columns):\n    return 1.0\n")
-    experiment = load("tiny", [REWARD.format(reward)]).experiment
+    experiment = load(RANDOM, [REWARD.format(reward)]).experiment
     before = {"sources": sources_of(experiment)}
 
     assert changed_code(before, sources_of(experiment)) == []
@@ -94,14 +95,14 @@ def test_a_directory_with_a_run_of_another_experiment_says_what_differs(tmp_path
     """
     run = tmp_path / "run"
     run.mkdir()
-    (run / "experiment.toml").write_text(to_toml(load("tiny", ["steps=4"]).experiment))
+    (run / "experiment.toml").write_text(to_toml(load(RANDOM, ["steps=4"]).experiment))
 
     said = (
         rf"{run} holds a run already of another experiment \(.*steps is 4 there and 5 here; task\.terms is 2 there and "
         rf"3 here\), and nothing is overwritten; go on with it: gnomon resume {run}; or start another with --run-dir"
     )
     with pytest.raises(RunDirectoryError, match=said):
-        train_experiment(load("tiny", ["steps=5", "task.terms=3"]), run)
+        train_experiment(load(RANDOM, ["steps=5", "task.terms=3"]), run)
 
 
 @pytest.mark.parametrize("text", ["", "steps = [", "\xff"])
@@ -109,8 +110,8 @@ def test_an_experiment_that_cannot_be_read_differs_in_nothing_that_is_known(tmp_
     """Neither an empty file nor one that is no TOML is compared."""
     (tmp_path / "experiment.toml").write_text(text, encoding="latin-1")
 
-    assert other_experiment(tmp_path, to_toml(load("tiny").experiment)) == ""
-    assert other_experiment(tmp_path / "nowhere", to_toml(load("tiny").experiment)) == ""
+    assert other_experiment(tmp_path, to_toml(load(RANDOM).experiment)) == ""
+    assert other_experiment(tmp_path / "nowhere", to_toml(load(RANDOM).experiment)) == ""
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_a_slower_way_that_a_trial_finds_is_in_card_and_evaluation(tmp_path: Pat
     for file in (base / "config.json", base / "model.safetensors"):
         file.unlink()
     MambaForCausalLM(config).save_pretrained(base)
-    loaded = load("tiny", [f"model={base}", "steps=1", "rollouts_per_step=4", "algorithm.num_generations=2", *_FEW])
+    loaded = load(RANDOM, [f"model={base}", "steps=1", "rollouts_per_step=4", "algorithm.num_generations=2", *_FEW])
     with pytest.warns(RuntimeWarning, match="in waves|one length"):
         run = train_experiment(loaded, tmp_path / "run").directory
     found = [said for said in latest_session(run)["slow"] if said.startswith("no cache that rows can join")]

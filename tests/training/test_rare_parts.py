@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.killed import attempt, killed
 from tests.training.runs import broken_off, left_out, measured, same, trace
 
@@ -125,7 +126,7 @@ def test_it_goes_on_as_if_nothing_had_been(
 def test_generators_cannot_be_left_out(tmp_path: Path, settings: dict[str, list[str]], whole: Callable[[str], Path]):
     """With those of another seed, and all other parts restored, the rest of the run is another."""
     other = tmp_path / "other"
-    train_experiment(load("tiny", [*settings["generators"], "steps=0", "seed=1"]), other)
+    train_experiment(load(RANDOM, [*settings["generators"], "steps=0", "seed=1"]), other)
     run = broken_off(whole("generators"), tmp_path / "run", 2)
     left_out(run, 2, "generators", other / "checkpoints" / "step-0" / "state")
     resume(run)

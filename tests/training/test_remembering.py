@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import broken_off, same, trace
 
 from gnomon.config.experiment import load
@@ -42,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
                 *COMMON,
                 *RUNS[part],
             ]
-            train_experiment(load("tiny", options), made[part, steps])
+            train_experiment(load(RANDOM, options), made[part, steps])
         return made[part, steps]
 
     return run

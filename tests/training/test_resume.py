@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import broken_off, same, signaled, trace
 
 from gnomon.config.experiment import load
@@ -68,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(algorithm: str) -> Path:
         if algorithm not in made:
             made[algorithm] = tmp_path_factory.mktemp(algorithm) / "run"
-            train_experiment(load("tiny", overrides(algorithm, *EVERY_STEP)), made[algorithm])
+            train_experiment(load(RANDOM, overrides(algorithm, *EVERY_STEP)), made[algorithm])
         return made[algorithm]
 
     return run
@@ -81,7 +82,7 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     """One session for each step gives the same metrics, tokens, log-probabilities, evaluations and weights."""
     run = tmp_path / "run"
     with pytest.raises(Stopped, match=rf"stopped after step 1 of {STEPS}, and saved; go on with: gnomon resume"):
-        train_experiment(load("tiny", overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, overrides(algorithm)), run, StopRequest(signal.SIGTERM, after=1))
     for step in range(2, STEPS):
         with pytest.raises(Stopped, match=f"stopped after step {step} of"):
             resume(run, StopRequest(signal.SIGTERM, after=1))
@@ -146,7 +147,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def checkpoint(algorithm: str) -> Path:
         if algorithm not in made:
             run = tmp_path_factory.mktemp(f"{algorithm}-fresh") / "run"
-            made[algorithm] = train_experiment(load("tiny", overrides(algorithm, steps=0)), run).model
+            made[algorithm] = train_experiment(load(RANDOM, overrides(algorithm, steps=0)), run).model
         return made[algorithm]
 
     return checkpoint
@@ -218,7 +219,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path, whole: Callable[[str], Pat
 def unsaved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an uninterrupted run that saved nothing before its end."""
     run = tmp_path_factory.mktemp("unsaved") / "run"
-    train_experiment(load("tiny", overrides("grpo", "checkpoints.every=0", steps=SIGNALED)), run)
+    train_experiment(load(RANDOM, overrides("grpo", "checkpoints.every=0", steps=SIGNALED)), run)
     return run
 
 
@@ -280,9 +281,9 @@ def test_a_run_whose_answers_end_at_strings_goes_on_bit_for_bit(tmp_path: Path):
     """Stopped after each step, with strings of their own for held-out answers: the same records, states, texts."""
     own = ("sampling.stop=['a', 'é', 'tz']", "evaluation.sampling.stop='e'", "sampling.max_completion_length=12")
     whole, run = tmp_path / "whole", tmp_path / "run"
-    train_experiment(load("tiny", overrides("grpo", *own, steps=3)), whole)
+    train_experiment(load(RANDOM, overrides("grpo", *own, steps=3)), whole)
     with pytest.raises(Stopped):
-        train_experiment(load("tiny", overrides("grpo", *own, steps=3)), run, StopRequest(signal.SIGTERM, after=1))
+        train_experiment(load(RANDOM, overrides("grpo", *own, steps=3)), run, StopRequest(signal.SIGTERM, after=1))
     with pytest.raises(Stopped):
         resume(run, StopRequest(signal.SIGTERM, after=1))
     resume(run)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 from tests.training.runs import same, trace
 
 import gnomon
@@ -187,7 +188,7 @@ def test_reinforcement_learning_begins_with_the_weights_of_a_run(tmp_path: Path)
     """model = RUN is the run's newest checkpoint: its record names it, and the first score is the last of the run."""
     cold = train_experiment(of(*QUICK, *SUMS, "steps=40"), tmp_path / "cold")
 
-    warm = train_experiment(load("tiny", [f"model={cold.directory}", "steps=0"]), tmp_path / "warm")
+    warm = train_experiment(load(RANDOM, [f"model={cold.directory}", "steps=0"]), tmp_path / "warm")
 
     assert load(warm.directory / "experiment.toml").experiment.model == str(cold.model)
     assert warm.evaluations[0].scores["answer"].mean == cold.evaluations[-1].scores["answer"].mean
@@ -266,7 +267,7 @@ def test_settings_of_sft_are_refused_elsewhere():
     """max_length, and an evaluation without answers, mean nothing where answers are sampled."""
     for override, said in (("max_length=9", "rows of supervised fine-tuning"), ("evaluation.samples=0", "at least 1")):
         with pytest.raises(ConfigError, match=said):
-            load("tiny", [override])
+            load(RANDOM, [override])
 
 
 @pytest.mark.parametrize("change", ["num_generations=2", "updates.minibatches=2", "mask_truncated=true"])

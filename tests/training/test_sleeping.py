@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 from tests.training.runs import same, trace
 
 from gnomon.config.experiment import load
@@ -33,7 +34,7 @@ QUICK = [
 
 
 def train(run: Path, *more: str) -> Path:
-    train_experiment(load("tiny", [*QUICK, *more]), run)
+    train_experiment(load(RANDOM, [*QUICK, *more]), run)
     return run
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import same, trace
 
 from gnomon.config.experiment import load
@@ -47,9 +48,9 @@ def wait_for_a_step(run: Path) -> None:
 def test_a_run_that_is_killed_goes_on_and_is_the_run_that_was_not(tmp_path: Path):
     """Its process dies at its third update, and so does the one after it; the one after that gets to the end."""
     code, said = ended(
-        begun(tmp_path, "train", "tiny", *QUICK, "--run-dir", "run", "--restarts", "3", dies_at="update:3")
+        begun(tmp_path, "train", RANDOM, *QUICK, "--run-dir", "run", "--restarts", "3", dies_at="update:3")
     )
-    train_experiment(load("tiny", QUICK), tmp_path / "whole")
+    train_experiment(load(RANDOM, QUICK), tmp_path / "whole")
 
     assert code == 0
     reached = [int(re.search(r"ended by SIGKILL after step (\d); going on in [12] s", line)[1]) for line in said]
@@ -61,7 +62,7 @@ def test_a_run_that_is_killed_goes_on_and_is_the_run_that_was_not(tmp_path: Path
 @pytest.mark.slow
 def test_a_run_that_dies_twice_in_one_step_is_not_tried_a_third_time(tmp_path: Path):
     """However many restarts are left; the exit code is the process's own, as a shell says it."""
-    code, said = ended(begun(tmp_path, "train", "tiny", *QUICK, "--restarts", "9", dies_at="ask:1"))
+    code, said = ended(begun(tmp_path, "train", RANDOM, *QUICK, "--restarts", "9", dies_at="ask:1"))
 
     assert code == 128 + signal.SIGKILL
     assert said == [
@@ -75,7 +76,7 @@ def test_a_run_that_dies_twice_in_one_step_is_not_tried_a_third_time(tmp_path: P
 @pytest.mark.slow
 def test_restarts_are_used_up(tmp_path: Path):
     """One restart, and a process that makes one step in its life."""
-    code, said = ended(begun(tmp_path, "train", "tiny", *QUICK, "--restarts", "1", dies_at="update:2"))
+    code, said = ended(begun(tmp_path, "train", RANDOM, *QUICK, "--restarts", "1", dies_at="update:2"))
 
     assert code == 128 + signal.SIGKILL
     assert len(said) == 2
@@ -85,7 +86,7 @@ def test_restarts_are_used_up(tmp_path: Path):
 
 def test_wrong_input_is_not_tried_again_and_leaves_nothing(tmp_path: Path):
     """Another try would say the same."""
-    code, said = ended(begun(tmp_path, "train", "tiny", "steps=none", "--restarts", "5"))
+    code, said = ended(begun(tmp_path, "train", RANDOM, "steps=none", "--restarts", "5"))
 
     assert code == 2
     assert len(said) == 1
@@ -95,7 +96,7 @@ def test_wrong_input_is_not_tried_again_and_leaves_nothing(tmp_path: Path):
 
 def test_a_number_below_zero_is_refused(tmp_path: Path):
     """Before anything is begun."""
-    code, said = ended(begun(tmp_path, "train", "tiny", "--restarts=-1"))
+    code, said = ended(begun(tmp_path, "train", RANDOM, "--restarts=-1"))
 
     assert code == 2
     assert said == ["gnomon train: error: argument --restarts: a number from 0 on, not '-1'"]
@@ -105,7 +106,7 @@ def test_a_number_below_zero_is_refused(tmp_path: Path):
 @pytest.mark.slow
 def test_checkpoints_that_cannot_be_trusted_are_not_tried_again(tmp_path: Path):
     """The files would be the same."""
-    train_experiment(load("tiny", [*QUICK, "steps=1"]), tmp_path / "run")
+    train_experiment(load(RANDOM, [*QUICK, "steps=1"]), tmp_path / "run")
     manifest = tmp_path / "run" / "checkpoints" / "step-1" / "manifest.json"
     manifest.write_text("{}")
 
@@ -120,7 +121,7 @@ def test_checkpoints_that_cannot_be_trusted_are_not_tried_again(tmp_path: Path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_reaches_the_run_and_is_the_end(tmp_path: Path, number: signal.Signals):
     """The step is finished and saved; the watcher's exit code is the run's."""
-    program = begun(tmp_path, "train", "tiny", "steps=100000", "--run-dir", "run", "--restarts", "5")
+    program = begun(tmp_path, "train", RANDOM, "steps=100000", "--run-dir", "run", "--restarts", "5")
     wait_for_a_step(tmp_path / "run")
     program.send_signal(number)
     code, said = ended(program)
@@ -133,7 +134,7 @@ def test_a_signal_reaches_the_run_and_is_the_end(tmp_path: Path, number: signal.
 @pytest.mark.slow
 def test_a_signal_between_two_tries_is_the_end_at_once(tmp_path: Path):
     """Nobody is at work then: nothing is to be saved."""
-    program = begun(tmp_path, "train", "tiny", *QUICK, "--run-dir", "run", "--restarts", "5", dies_at="ask:1")
+    program = begun(tmp_path, "train", RANDOM, *QUICK, "--run-dir", "run", "--restarts", "5", dies_at="ask:1")
     assert program.stderr is not None
     for line in program.stderr:
         if "going on in" in line:
@@ -147,7 +148,7 @@ def test_a_signal_between_two_tries_is_the_end_at_once(tmp_path: Path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a signal at a parent's death")
 def test_a_run_whose_watcher_is_killed_stops_and_saves(tmp_path: Path):
     """Nobody would look after it any more, and the same command goes on with it."""
-    program = begun(tmp_path, "train", "tiny", "steps=100000", "--run-dir", "run", "--restarts", "5")
+    program = begun(tmp_path, "train", RANDOM, "steps=100000", "--run-dir", "run", "--restarts", "5")
     wait_for_a_step(tmp_path / "run")
     program.kill()
     # Both had the pipes, so this waits for the run as well.

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from tests.random_model import RANDOM
 from tests.training.runs import same, trace
 
 from gnomon.algorithms import resolve
@@ -47,7 +48,7 @@ def test_a_student_comes_closer_to_its_teacher(teacher: Path, tmp_path: Path):
     """No reward enters the loss: the reverse KL falls from 4 nats to below 3 in 20 steps; what the teacher says of each
     token is in the records.
     """
-    run = train_experiment(load("tiny", taught(teacher, "steps=20", "checkpoints.every=0")), tmp_path / "run")
+    run = train_experiment(load(RANDOM, taught(teacher, "steps=20", "checkpoints.every=0")), tmp_path / "run")
 
     distance = [-gap for gap in run.metrics["advantage/mean"]]
     assert fmean(distance[-3:]) < 0.75 * fmean(distance[:3])
@@ -59,7 +60,7 @@ def test_a_student_comes_closer_to_its_teacher(teacher: Path, tmp_path: Path):
 def test_a_stopped_student_goes_on_bit_for_bit(teacher: Path, tmp_path: Path):
     """With a teacher by path, and with an average of its own weights, which the checkpoint holds."""
     for model in (str(teacher), "average"):
-        loaded = load("tiny", taught(teacher, f"algorithm.reference.model={model}", "steps=4", "checkpoints.every=2"))
+        loaded = load(RANDOM, taught(teacher, f"algorithm.reference.model={model}", "steps=4", "checkpoints.every=2"))
         whole = train_experiment(loaded, tmp_path / Path(model).name / "whole")
         with pytest.raises(Stopped):
             train_experiment(loaded, tmp_path / Path(model).name / "parts", StopRequest(15, after=2))
@@ -70,7 +71,7 @@ def test_a_stopped_student_goes_on_bit_for_bit(teacher: Path, tmp_path: Path):
 
 def test_a_run_as_teacher_is_its_newest_checkpoint(teacher: Path):
     """The resolved experiment names the checkpoint, and a note says so."""
-    loaded = completed(load("tiny", taught(teacher)))
+    loaded = completed(load(RANDOM, taught(teacher)))
 
     assert loaded.experiment.algorithm.reference.model == str(teacher / "checkpoints" / "step-40")
     assert any("its newest checkpoint is taken" in note for note in loaded.notes)
@@ -82,7 +83,7 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path):
     vocabulary = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary).replace('"A": ', '"\u0100A": '))
     with pytest.raises(ConfigError, match=r"has other tokens than 'tiny': token \d+ is 'A' and there"):
-        questions(load("tiny", ["algorithm=opd", f"algorithm.reference.model={folder}"]).experiment)
+        questions(load(RANDOM, ["algorithm=opd", f"algorithm.reference.model={folder}"]).experiment)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path):
 def test_a_reference_that_teaches_nothing_is_refused(overrides: tuple[str, ...], said: str):
     """The model's own first weights, and a teacher of questions that are not asked."""
     with pytest.raises(ConfigError, match=said):
-        questions(load("tiny", ["algorithm=opd", *overrides]).experiment)
+        questions(load(RANDOM, ["algorithm=opd", *overrides]).experiment)
 
 
 def test_a_reference_that_nothing_reads_is_refused():
@@ -117,7 +118,7 @@ def test_a_policy_learns_what_it_says_when_it_knows_the_answer(teacher: Path, tm
     """SDFT over a table: the distance to the hinted teacher falls, no reward is used, and a stopped run goes on."""
     settings = taught(teacher, "algorithm=sdft", "algorithm.reference.model=average", HINT, "rollouts_per_step=8")
     loaded = load(
-        "tiny", [*settings, f"model={teacher}", "steps=4", "checkpoints.every=2", "algorithm.surrogate.top_k=8"]
+        RANDOM, [*settings, f"model={teacher}", "steps=4", "checkpoints.every=2", "algorithm.surrogate.top_k=8"]
     )
     whole = train_experiment(loaded, tmp_path / "whole")
     with pytest.raises(Stopped):
@@ -132,7 +133,7 @@ def test_a_policy_learns_what_it_says_when_it_knows_the_answer(teacher: Path, tm
 def test_a_group_is_taught_by_its_best_answer(teacher: Path, tmp_path: Path):
     """SDPO: answers of a group without a right one beside them are not taught, and all others are."""
     settings = taught(teacher, "algorithm=sdpo", "algorithm.reference.model=average", "checkpoints.every=0", "steps=2")
-    run = train_experiment(load("tiny", [*settings, f"model={teacher}", "sampling.temperature=2"]), tmp_path / "run")
+    run = train_experiment(load(RANDOM, [*settings, f"model={teacher}", "sampling.temperature=2"]), tmp_path / "run")
 
     for step in (1, 2):
         groups: dict[int, list[float]] = {}
@@ -146,7 +147,7 @@ def test_a_mixture_of_rewards_and_a_teacher_is_a_regularizer(teacher: Path, tmp_
     """GRPO with an exact KL to a teacher: both parts of the loss are there."""
     kl = "algorithm.regularizers=[{piece='Kl', estimator='exact', top_k=16, coefficient=0.5}]"
     settings = taught(teacher, "algorithm=grpo", kl, "steps=2", "checkpoints.every=0")
-    run = train_experiment(load("tiny", settings), tmp_path / "run")
+    run = train_experiment(load(RANDOM, settings), tmp_path / "run")
 
     assert min(run.metrics["loss/kl_reference_estimate_nats"]) > 0
     assert run.metrics["loss/kl_reference"][0] == pytest.approx(
@@ -179,4 +180,4 @@ def test_a_hint_of_a_column_that_rows_lack_is_refused(teacher: Path):
     prompt = "algorithm.reference.prompt='{question} {feedback}'"
     settings = taught(teacher, "algorithm=sdft", "algorithm.reference.model=average", "rollouts_per_step=8", prompt)
     with pytest.raises(DatasetError, match=r"names \{feedback\}, and the row has .*answer"):
-        _ = questions(load("tiny", settings).experiment).split.train[0]
+        _ = questions(load(RANDOM, settings).experiment).split.train[0]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.training.api import train_experiment
@@ -82,7 +83,7 @@ def test_what_an_agent_rewards_is_learned(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     options = [*OPTIONS, f"environment.use=mine.py:{agent}", f"environment.max_turns={turns}", "steps=12", *more]
-    train_experiment(load("tiny", options), tmp_path / "run")
+    train_experiment(load(RANDOM, options), tmp_path / "run")
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["rollout/reward_mean"] for row in metrics]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
@@ -96,7 +97,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("algorithm", [(), pytest.param(("algorithm=gigpo",), marks=pytest.mark.slow)])
 def test_what_an_environment_rewards_is_learned(place: Path, algorithm: tuple[str, ...]):
     """Over 12 steps the reward rises; the learner's log-probabilities are the engine's, with replies between them."""
-    train_experiment(load("tiny", [*algorithm, *options("Legible", 12)]), place / "run")
+    train_experiment(load(RANDOM, [*algorithm, *options("Legible", 12)]), place / "run")
     metrics = rows(place / "run" / "metrics.jsonl")
     rewards = [row["rollout/reward_mean"] for row in metrics]
 
@@ -118,7 +119,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(place: Path, capsys:
 
     Only the company that an answer was computed in differs, and with it the last digits; the card says so.
     """
-    two_steps = load("tiny", options("Legible", 2, "rollouts_per_step=16", "held_out.size=2"))
+    two_steps = load(RANDOM, options("Legible", 2, "rollouts_per_step=16", "held_out.size=2"))
     train_experiment(two_steps, place / "whole")
     with pytest.raises(Stopped, match="stopped after step 1"):
         train_experiment(two_steps, place / "run", StopRequest(signal.SIGTERM, after=1))
@@ -136,12 +137,12 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_draws(place: Path, capsys:
 def test_an_environment_that_always_fails_is_refused(place: Path):
     """Every reply is of a wrong type, which is no policy's doing: said before a model loads, with what is right."""
     with pytest.raises(ConfigError, match=r"step failed to the answer '': TypeError: step returned float, expected a"):
-        train_experiment(load("tiny", options("Wrong", 2, "rollouts_per_step=8")), place / "run")
+        train_experiment(load(RANDOM, options("Wrong", 2, "rollouts_per_step=8")), place / "run")
 
 
 def test_what_breaks_an_environment_breaks_one_rollout(place: Path):
     """Hanging, raising and flooding are counted by cause, each in its rollouts, and the run goes on to its end."""
-    train_experiment(load("tiny", options("Hostile", 2, "environment.timeout_seconds=0.3")), place / "run")
+    train_experiment(load(RANDOM, options("Hostile", 2, "environment.timeout_seconds=0.3")), place / "run")
     metrics = rows(place / "run" / "metrics.jsonl")
     causes = {"no reply after 0.3 s", "RuntimeError: broken by an answer", "a reply of 1000000 characters"}
 
@@ -158,7 +159,7 @@ def test_what_breaks_an_environment_breaks_one_rollout(place: Path):
 
 def test_an_environment_that_never_begins_is_refused(place: Path, capsys: Capture):
     """Before a model loads, with the cause and exit code 2."""
-    code = main(["train", "tiny", *options("Absent", 2), "--run-dir", "run"])
+    code = main(["train", RANDOM, *options("Absent", 2), "--run-dir", "run"])
 
     assert code == 2
     assert "reset failed: ConnectionError: no server (mine.py:" in capsys.readouterr().err
@@ -176,7 +177,7 @@ def test_an_environment_that_never_begins_is_refused(place: Path, capsys: Captur
 )
 def test_what_is_wrong_with_an_environment_is_said_first(place: Path, capsys: Capture, override: str, message: str):
     """Exit code 2 and one message, before a run directory is made."""
-    code = main(["train", "tiny", *options("Legible", 1), override, "--run-dir", "run"])
+    code = main(["train", RANDOM, *options("Legible", 1), override, "--run-dir", "run"])
     said = capsys.readouterr().err
 
     assert (code, (place / "run").exists()) == (2, False)
@@ -187,7 +188,7 @@ def test_what_is_wrong_with_an_environment_is_said_first(place: Path, capsys: Ca
 def test_tools_are_told_called_and_graded(place: Path):
     """A model without a template is told about the Python tool in the prompt; an answer without a call is the last."""
     tools = ["environment.kind=tools", 'environment.tools=["python"]', "sampling.max_completion_length=4"]
-    train_experiment(load("tiny", ["steps=1", "rollouts_per_step=16", "learner.precision=fp32", *tools]), place / "run")
+    train_experiment(load(RANDOM, ["steps=1", "rollouts_per_step=16", "learner.precision=fp32", *tools]), place / "run")
     lines = rows(place / "run" / "rollouts" / "step-000001.jsonl")
 
     for line in lines:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.training.api import train_experiment
@@ -54,7 +55,7 @@ IMITATION = {"imitation/buffer", "imitation/loss", "imitation/updates", "imitati
 
 def walk(folder: Path, *overrides: str, name: str = "metrics") -> list[dict[str, Any]]:
     """Return the metrics of a finished walk of the `tiny` experiment."""
-    train_experiment(load("tiny", [*QUICK, *overrides]), folder)
+    train_experiment(load(RANDOM, [*QUICK, *overrides]), folder)
     return rows(folder, name)
 
 

@@ -1,4 +1,4 @@
-"""`gnomon train tiny-sums`: what a new user's first minute shows."""
+"""`gnomon train tiny`: what a new user's first minute shows."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gnomon.training.api import train_experiment
 
 def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path: Path):
     """The exact chance over all sums is a seventh; other programs get the same weights; nothing is read on meta."""
-    tasks = build(load("tiny-sums").experiment.task, ChatRenderer(tiny_tokenizer()))
+    tasks = build(load("tiny").experiment.task, ChatRenderer(tiny_tokenizer()))
     different = list({task.text: task for task in (tasks[n] for n in range(len(tasks)))}.values())
     model = load_model("tiny-sums", torch.float32)
     rates = success_rates(model, tiny_tokenizer(), different)
@@ -36,7 +36,7 @@ def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path
 @pytest.mark.slow
 def test_it_learns_sums_that_it_is_never_trained_on(tmp_path: Path):
     """From about a seventh to nearly all of the sums that are never trained on, and the doctor finds nothing."""
-    run = train_experiment(load("tiny-sums"), tmp_path / "run")
+    run = train_experiment(load("tiny"), tmp_path / "run")
     before, after = (run.evaluations[place].headline.mean for place in (0, -1))
 
     assert before < 0.25

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.models.load import load_model
@@ -34,7 +35,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("routing", ["free", "proximal", "behavior"])
 def test_a_mixture_learns(tmp_path: Path, routing: str):
     """Three steps raise the reward and move the routers; how many experts changed is said, which ones is not kept."""
-    result = train_experiment(load("tiny", [*QUICK, f"algorithm.routing={routing}"]), tmp_path / "run")
+    result = train_experiment(load(RANDOM, [*QUICK, f"algorithm.routing={routing}"]), tmp_path / "run")
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     before, after = (load_model(name, torch.float32).state_dict() for name in ("tiny-moe", str(result.model)))
     routers = [name for name in before if name.endswith("gate.weight")]

@@ -3,6 +3,8 @@
 from pathlib import Path
 from statistics import fmean
 
+from tests.random_model import RANDOM
+
 from gnomon.config.experiment import load
 from gnomon.records.jsonl import read_rows
 from gnomon.training.api import train_experiment
@@ -12,7 +14,7 @@ QUICK = ("task.size=60", "evaluation.before=false", "checkpoints.every=0", "grad
 
 def test_a_run_with_fp8_rollouts_learns(tmp_path: Path):
     """The reward rises, every delivery was proved, and rounding is all that engine and learner differ by."""
-    train_experiment(load("tiny", [*QUICK, "steps=20", "engine.rounding=fp8"]), tmp_path / "run")
+    train_experiment(load(RANDOM, [*QUICK, "steps=20", "engine.rounding=fp8"]), tmp_path / "run")
     rows = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     rewards = [row["rollout/reward_mean"] for row in rows]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.random_model import RANDOM
 
 from gnomon.config.experiment import load
 from gnomon.models.load import load_model
@@ -56,7 +57,7 @@ CONTRACT = {
 
 def walk(folder: Path, *overrides: str) -> tuple[Result, list[dict[str, Any]]]:
     """Return a finished walk of the `tiny` experiment and its metrics."""
-    result = train_experiment(load("tiny", [*QUICK, *overrides]), folder)
+    result = train_experiment(load(RANDOM, [*QUICK, *overrides]), folder)
     return result, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -157,7 +158,7 @@ def test_staleness_one_trains_on_answers_of_the_step_before(tmp_path: Path):
 
 def test_no_steps_is_an_evaluation_with_a_checkpoint(tmp_path: Path):
     """steps = 0 evaluates once and leaves a model that can be taken away."""
-    result = train_experiment(load("tiny", ["steps=0", "task.size=60"]), tmp_path / "run")
+    result = train_experiment(load(RANDOM, ["steps=0", "task.size=60"]), tmp_path / "run")
 
     assert [evaluation.step for evaluation in result.evaluations] == [0]
     assert (result.model / "model.safetensors").is_file()

@@ -48,7 +48,7 @@ HELP = "\n".join(
         *(f"  {verb:<14}{text}" for verb, text in VERBS.items()),
         "",
         "`gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.",
-        "First steps: `gnomon plan quickstart`, then `gnomon train quickstart`.",
+        "First steps: `gnomon train tiny` (seconds), then `gnomon train quickstart` (minutes).",
     ]
 )
 FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143

@@ -15,7 +15,7 @@ def build_parser() -> SettingsParser:
         __doc__,
         "examples: gnomon train quickstart steps=50, gnomon train my.toml algorithm=spo --run-dir runs/spo",
     )
-    parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (quickstart, tiny-sums)")
+    parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment (tiny, quickstart)")
     parser.add_overrides("such as steps=50 algorithm=spo algorithm.num_generations=4")
     parser.add_argument("--from", dest="logged", metavar="FOLDER", help="train on what a run logged in RUN/rollouts")
     add_run_options(parser)

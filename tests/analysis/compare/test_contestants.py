@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import Uniform
 from gnomon.analysis.compare.contestants import MARKS, Contestant, Design, RunLimit
@@ -14,7 +15,7 @@ TOKENS = RunLimit(5000, "tokens")
 
 def design(*overrides: str, algorithms: str = "grpo,spo", seeds: int = 2, limit: RunLimit = TOKENS) -> Design:
     """Return a comparison on the tiny experiment."""
-    return Design.of("tiny", overrides, algorithms.split(","), seeds, limit)
+    return Design.of(RANDOM, overrides, algorithms.split(","), seeds, limit)
 
 
 def test_runs_differ_in_algorithm_and_seed_alone(tmp_path: Path):
@@ -70,7 +71,7 @@ def test_marks_may_be_chosen():
 def test_a_file_stands_for_its_algorithm(tmp_path: Path):
     """An experiment that differs in the algorithm alone is an algorithm, called as its file."""
     path = tmp_path / "careful.toml"
-    path.write_text(to_toml(load("tiny", ["algorithm.surrogate.trust.high=0.28"]).experiment))
+    path.write_text(to_toml(load(RANDOM, ["algorithm.surrogate.trust.high=0.28"]).experiment))
     found = design(algorithms=f"grpo,{path}")
 
     assert [entrant.name for entrant in found.entrants] == ["grpo", "careful"]
@@ -81,7 +82,7 @@ def test_a_file_stands_for_its_algorithm(tmp_path: Path):
 def test_a_file_that_differs_in_more_is_refused(tmp_path: Path):
     """Another learning rate could be what makes the difference, so it is named."""
     path = tmp_path / "fast.toml"
-    path.write_text(to_toml(load("tiny", ["learner.optimizer.learning_rate=0.5"]).experiment))
+    path.write_text(to_toml(load(RANDOM, ["learner.optimizer.learning_rate=0.5"]).experiment))
     with pytest.raises(ConfigError, match=r"more than its algorithm.*learning_rate is 0\.003 there and 0\.5 here"):
         design(algorithms=f"spo,{path}")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.analysis.compare.jobs import ComparisonJob, cores, run_jobs
 from gnomon.config.experiment import Loaded
@@ -26,7 +27,7 @@ BROKEN = "rewards=[{kind='function', function='nowhere.py:none'}]"
 
 def job(folder: Path, name: str, *overrides: str, steps: int = 2) -> ComparisonJob:
     """Return a tiny run of a few steps."""
-    return ComparisonJob(name, read("tiny"), (*QUICK, f"steps={steps}", *overrides), folder / name)
+    return ComparisonJob(name, read(RANDOM), (*QUICK, f"steps={steps}", *overrides), folder / name)
 
 
 def fleet(jobs: Sequence[ComparisonJob], workers: int = 2) -> tuple[dict[str, Path], str]:
@@ -90,7 +91,7 @@ def test_what_cannot_be_a_fleet(
 ):
     """Names and folders are each run's own, and somebody has to work."""
     jobs = [
-        ComparisonJob(name, read("tiny"), QUICK, tmp_path / folder) for name, folder in zip(names, folders, strict=True)
+        ComparisonJob(name, read(RANDOM), QUICK, tmp_path / folder) for name, folder in zip(names, folders, strict=True)
     ]
     with pytest.raises(ConfigError, match=message):
         fleet(jobs, workers)

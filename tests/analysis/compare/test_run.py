@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.analysis.compare.contestants import Design, RunLimit
 from gnomon.analysis.compare.run import FORMAT, penalized
@@ -18,7 +19,7 @@ from gnomon.training.evaluate import read_evaluations
 
 Capture = pytest.CaptureFixture[str]
 
-TINY = ("tiny", "task.highest=9", "held_out.size=12", "rollouts_per_step=64", "grading.workers=1")
+TINY = (RANDOM, "task.highest=9", "held_out.size=12", "rollouts_per_step=64", "grading.workers=1")
 
 
 def asked(
@@ -40,7 +41,7 @@ def parsed(capsys: Capture, command: list[str]) -> dict[str, Any]:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two algorithms and two seeds, trained in this process, where a comparison looks for them."""
     folder = tmp_path_factory.mktemp("compare") / "study"
-    design = Design.of("tiny", TINY[1:], ["grpo", "p3o"], 2, RunLimit(300, "tokens"))
+    design = Design.of(RANDOM, TINY[1:], ["grpo", "p3o"], 2, RunLimit(300, "tokens"))
     folder.mkdir()
     write_json(folder / "study.json", {"format": FORMAT, "terms": design.terms()})
     for entrant in design.entrants:
@@ -197,7 +198,7 @@ def test_one_error_before_anything_starts(
 ):
     """Exit code 2, what is wrong, and nothing left behind."""
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "tiny", *arguments, "--out", "x"]) == 2
+    assert main(["compare", RANDOM, *arguments, "--out", "x"]) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +213,7 @@ def test_a_budget_that_a_step_may_pass_is_warned_of(tmp_path: Path, capsys: Capt
 def test_who_takes_a_penalty_off_rewards_is_known():
     """DAPO does and GRPO does not; DAPO beside itself is of one scale."""
     both = [
-        Design.of("tiny", TINY[1:], names, 1, RunLimit(300, "tokens")) for names in (["grpo", "dapo"], ["grpo", "p3o"])
+        Design.of(RANDOM, TINY[1:], names, 1, RunLimit(300, "tokens")) for names in (["grpo", "dapo"], ["grpo", "p3o"])
     ]
 
     assert [penalized(design) for design in both] == [("dapo",), ()]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.random_model import RANDOM
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -32,12 +33,12 @@ SCALED = Qwen3Config(
 
 
 def job(*overrides: str, precision: str = "bf16") -> PlannedJob:
-    return job_of(Resolved(load("tiny", [f"learner.precision={precision}", *overrides]).experiment), TOKENS)
+    return job_of(Resolved(load(RANDOM, [f"learner.precision={precision}", *overrides]).experiment), TOKENS)
 
 
 def place(model: str, card: str, *overrides: str) -> Deployment:
     settings = [f"model={model}", "learner.precision=bf16", "sampling.max_completion_length=4096", *overrides]
-    return place_of(Resolved(load("tiny", settings).experiment), card, 1, TOKENS, 1024)
+    return place_of(Resolved(load(RANDOM, settings).experiment), card, 1, TOKENS, 1024)
 
 
 def scaled(dtype: torch.dtype, base: Any, rank: int = 8) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.analysis.planner.deployment import Deployment
 from gnomon.analysis.planner.hardware import SOURCES
@@ -19,7 +20,7 @@ from gnomon.config.experiment import load
 from gnomon.training.resolve import Resolved
 
 Capture = pytest.CaptureFixture[str]
-ASKED = ("plan", "tiny", "model=qwen3-8b", "sampling.max_completion_length=512", "--hardware", "h100", "--gpus", "8")
+ASKED = ("plan", RANDOM, "model=qwen3-8b", "sampling.max_completion_length=512", "--hardware", "h100", "--gpus", "8")
 
 
 def refused(capsys: Capture, *arguments: str) -> str:
@@ -53,7 +54,7 @@ def test_a_cluster_is_planned_in_words(capsys: Capture):
 
 def test_a_tiny_model_is_planned_in_units_that_fit_it(capsys: Capture):
     """Kilobytes and milliseconds rather than zeros, one of a thing in the singular, and what is slowest: grading."""
-    assert main(["plan", "tiny", "--hardware", "h100", "--gpus", "2"]) == 0
+    assert main(["plan", RANDOM, "--hardware", "h100", "--gpus", "2"]) == 0
     said = capsys.readouterr().out
 
     for words in (
@@ -98,7 +99,7 @@ def test_a_cluster_is_planned_in_numbers(capsys: Capture):
 def test_the_settings_are_overrides_that_an_experiment_takes(make_place: Callable[..., Deployment]):
     """What it says to set can be given to `gnomon train` as it stands."""
     found = forecast(make_place(devices=8, prompts=8, staleness=1))
-    experiment = load("tiny", found.settings).experiment
+    experiment = load(RANDOM, found.settings).experiment
 
     assert experiment.learner.processes == found.found.layout.learners
     assert experiment.engine.count == found.found.layout.engines
@@ -107,15 +108,15 @@ def test_the_settings_are_overrides_that_an_experiment_takes(make_place: Callabl
 
 def test_a_job_is_what_the_experiment_says():
     """Prompts, answers, staleness, passes over answers, adapters, critic: from the experiment's own fields."""
-    plain = job_of(Resolved(load("tiny").experiment), 100)
+    plain = job_of(Resolved(load(RANDOM).experiment), 100)
     assert (plain.prompts, plain.generations, plain.scored, plain.epochs) == (16, 8, 0, 1)
     assert plain.answers == Lengths(1.5, 3)
 
-    late = job_of(Resolved(load("tiny", ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment), 100, 2.0)
+    late = job_of(Resolved(load(RANDOM, ["max_staleness=2", "staleness.slack=1", "lora.rank=4"]).experiment), 100, 2.0)
     assert (late.staleness, late.slack, late.rank, late.answers.mean) == (2, 1, 4, 2.0)
     assert late.scored >= plain.scored
 
-    taught = job_of(Resolved(load("tiny", ["algorithm=vc-ppo"]).experiment), 100)
+    taught = job_of(Resolved(load(RANDOM, ["algorithm=vc-ppo"]).experiment), 100)
     assert taught.has_critic
     assert taught.is_undone
 
@@ -143,7 +144,7 @@ def test_what_cannot_be_planned_is_refused(change: tuple[str, ...], said: str, c
 @pytest.mark.parametrize("hardware", ["rtx3090", "rtx4090", "rtx5090", "a10", "l4", "l40s", "a100-40", "a100-80"])
 def test_one_gpu_learns_and_answers_in_turn(hardware: str, capsys: Capture):
     """No cluster, no weights that travel, and both sides of its memory fit: on any card, from 24 GB."""
-    asked = ("plan", "tiny", "model=Qwen/Qwen3-0.6B", "sampling.max_completion_length=512", "--gpus", "1", "--json")
+    asked = ("plan", RANDOM, "model=Qwen/Qwen3-0.6B", "sampling.max_completion_length=512", "--gpus", "1", "--json")
     assert main([*asked, "--hardware", hardware]) == 0
     plan = json.loads(capsys.readouterr().out)
 
@@ -186,8 +187,8 @@ def test_what_does_not_fit_says_what_to_set(arguments: tuple[str, ...], ways: tu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("plan", "tiny", "--gpus", "8"), "are for --hardware"),
-        (("plan", "tiny", "--resolved", "--json"), "leave one out"),
+        (("plan", RANDOM, "--gpus", "8"), "are for --hardware"),
+        (("plan", RANDOM, "--resolved", "--json"), "leave one out"),
     ],
 )
 def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str, capsys: Capture):
@@ -262,7 +263,7 @@ def test_a_broadcast_that_a_run_would_refuse_is_not_planned(overrides: list[str]
 
 def test_prompts_that_no_node_holds_are_named_as_what_does_not_fit(capsys: Capture):
     """Not the weights, which are next to nothing beside them."""
-    told = refused(capsys, "plan", "tiny", "--hardware", "h100", "--gpus", "8", "--prompt-tokens", "1e9")
+    told = refused(capsys, "plan", RANDOM, "--hardware", "h100", "--gpus", "8", "--prompt-tokens", "1e9")
 
     assert re.search(r"weights of tiny are 362 kB, keys and values of 8 answers of 1,000,000,00. tokens", told)
     assert "shorter prompts and answers" in told

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.vllm.test_walk import ROOT, TINY, sampled
+from tests.random_model import RANDOM
 from tests.training.runs import gnomon
 
 from gnomon.records.jsonl import read_rows
@@ -18,7 +19,7 @@ LONG_PATIENCE = ("engine.timeout_seconds=120", "cluster.start_seconds=240")
 
 def trained(folder: Path, model: Path, *settings: str) -> list[dict[str, float]]:
     """Return the measures of each step of a run in ``folder``."""
-    command = gnomon("train", "tiny", f"model={model}", *TINY, *settings, "--json", "--run-dir", str(folder))[1:]
+    command = gnomon("train", RANDOM, f"model={model}", *TINY, *settings, "--json", "--run-dir", str(folder))[1:]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["steps"] == 3

@@ -13,7 +13,8 @@ from gnomon.records.jsonl import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = (
-    "device=cpu", "learner.precision=fp32", "task.size=40", "held_out.size=2", "rollouts_per_step=8", "steps=3",
+    "model=tiny", "device=cpu", "learner.precision=fp32", "task.size=40", "held_out.size=2", "rollouts_per_step=8",
+    "steps=3",
     "algorithm.num_generations=4", "sampling.max_completion_length=6", "checkpoints.every=1",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.insight.browsing import Browser
+from tests.random_model import RANDOM
 
 import gnomon
 from gnomon.insight.report.write import write_report
@@ -87,7 +88,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The pages of a run of five steps, of one of 5,000, and of both beside each other."""
     folder = tmp_path_factory.mktemp("pages")
     short = folder / "short"
-    gnomon.train("tiny", short, steps=5, algorithm="spo", rollouts_per_step=32)
+    gnomon.train(RANDOM, short, steps=5, algorithm="spo", rollouts_per_step=32)
     long = repeated(short, folder / "long", 5000)
     began = time.monotonic()
     found = {"short": write_report([short]).path, "long": write_report([long]).path}

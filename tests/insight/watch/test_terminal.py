@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.insight.made_runs import fingerprint, made_run
 from tests.insight.terminal import Terminal
+from tests.random_model import RANDOM
 
 KEYS = ("q quit", "s samples", "f findings", "? help")
 _TRAIN = "import sys; from gnomon.cli.main import main; sys.exit(main())"
@@ -20,7 +21,7 @@ _SOURCES = str(Path(__file__).resolve().parents[3] / "src")
 
 def started(run: Path, *overrides: str) -> "subprocess.Popen[bytes]":
     """Start a tiny run in a process of its own."""
-    command = [sys.executable, "-c", _TRAIN, "train", "tiny", *_TINY, *overrides, "--run-dir", str(run)]
+    command = [sys.executable, "-c", _TRAIN, "train", RANDOM, *_TINY, *overrides, "--run-dir", str(run)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _SOURCES}
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
