@@ -11,7 +11,7 @@ from tests.algorithms.test_golden import GOLDEN, approx
 from gnomon.core.statistics import degenerate_probability, draws_until_mixed, pass_at_k
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.models.head import chosen_logprobs
-from gnomon.rollouts.curriculum.group_filter import is_informative
+from gnomon.rollouts.curriculum.base import is_informative
 
 
 def group_of(rewards: list[float], correct: list[float]) -> Group:

@@ -7,7 +7,7 @@ float64 on the whole rollout batch, as its parts are.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -140,10 +140,7 @@ class InRole(Condition):
 
     role: str
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The roles."""
-        return frozenset({"role"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"role"})
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return Bool[B T]."""

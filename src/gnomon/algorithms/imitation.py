@@ -1,6 +1,7 @@
 """Self-imitation as an algorithm: the likelihood of good earlier responses, of any policy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,10 +29,7 @@ class PositiveAdvantage(Advantage):
     Source: Self-Imitation Learning, Oh et al. 2018, arXiv 1806.05635, eq. 2 and 3.
     """
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Values."""
-        return frozenset({"values"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     def center(self, batch: Batch) -> Tensor:
         """Return (R - V)_+ Float64[B T].

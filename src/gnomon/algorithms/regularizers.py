@@ -314,10 +314,7 @@ class SelfImitation(_Weighted):
     coefficient: float = 0.1
     name: ClassVar[str] = "self_imitation"
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The critic's values."""
-        return frozenset({"values"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the coefficient."""

@@ -183,10 +183,7 @@ class OptimalTokenBaseline(Advantage):
     singleton: Literal["raw", "zero"] = "raw"
     minimum_generations: ClassVar[int] = 2
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The proximal policy, also at half the temperature."""
-        return frozenset({"proximal", "sharpened"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"proximal", "sharpened"})
 
     def center(self, batch: Batch) -> Tensor:
         """Return the advantages in Float64[B T]; there is no scale.

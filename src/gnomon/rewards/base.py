@@ -5,7 +5,7 @@ import numbers
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from gnomon.core.errors import GnomonError
 from gnomon.core.redaction import without_secrets
@@ -175,3 +175,26 @@ def real(value: object) -> float:
 
 def _listed(columns: Mapping[str, Any]) -> str:
     return ", ".join(sorted(map(str, columns))) or "none"
+
+
+@dataclass(frozen=True)
+class EnvironmentReward(Verifier):
+    """The sum of the rewards of the environment's replies; 0 when it gave none.
+
+    Attributes:
+        kind: "environment".
+
+    Raises:
+        VerifierError: A sample was no conversation.
+
+    >>> EnvironmentReward()(Sample("", "", columns={"environment_reward": 0.5}))
+    0.5
+    """
+
+    kind: Literal["environment"] = field(default="environment", kw_only=True)
+
+    def __call__(self, sample: Sample) -> float:
+        """Look it up."""
+        if "environment_reward" not in sample.columns:
+            raise VerifierError("there was no environment; give the experiment an [environment]")
+        return real(sample.columns["environment_reward"])

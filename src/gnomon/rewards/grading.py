@@ -12,9 +12,17 @@ from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
 from gnomon.rewards.answers import Where, answer_in, last_boxed
-from gnomon.rewards.base import LARGEST, NotApplicable, Sample, Verdict, Verifier, VerifierError, real
+from gnomon.rewards.base import (
+    LARGEST,
+    EnvironmentReward,
+    NotApplicable,
+    Sample,
+    Verdict,
+    Verifier,
+    VerifierError,
+    real,
+)
 from gnomon.rewards.code.reward import Code
-from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import Boxed, Exact, Format, LengthPenalty, Numeric, Parsable
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.instructions import Instructions

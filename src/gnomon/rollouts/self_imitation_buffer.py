@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.types import Grade, Group, Rollout, State, Task
-from gnomon.rollouts.curriculum.base import KeptPrompts
-from gnomon.rollouts.curriculum.philox import philox
+from gnomon.rollouts.curriculum.base import KeptPrompts, philox
 from gnomon.tasks.base import TaskSet
 
 

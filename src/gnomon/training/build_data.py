@@ -23,18 +23,17 @@ from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
 from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
+from gnomon.rewards.base import EnvironmentReward
 from gnomon.rewards.code.reward import Code
-from gnomon.rewards.environment import EnvironmentReward
 from gnomon.rewards.exact import LengthPenalty
 from gnomon.rewards.grading import Grading, WeightedReward, allowed
 from gnomon.rewards.judge_client import JudgeCache
 from gnomon.rewards.model import RewardModel
 from gnomon.rewards.sandbox.selftest import enforced_by
 from gnomon.rollouts.agent import PolicyTemplates
-from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues
+from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues, is_informative
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.greso import GresoCurriculum
-from gnomon.rollouts.curriculum.group_filter import is_informative
 from gnomon.rollouts.curriculum.mastered import NoPositiveCurriculum
 from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
 from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, RoleValues, ValueTracker

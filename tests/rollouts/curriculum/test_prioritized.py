@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gnomon.analysis.dissect.golden import vectors
 from gnomon.core.errors import ConfigError
-from gnomon.rollouts.curriculum.base import TaskIndex
-from gnomon.rollouts.curriculum.philox import philox
+from gnomon.rollouts.curriculum.base import TaskIndex, philox
 from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum, gumbel_keys
 from gnomon.rollouts.curriculum.tracker import DecayRule, ValueTracker
 

@@ -280,3 +280,37 @@ class TaskValues(Protocol):
 
     def moved(self, state: State, kept: KeptPrompts) -> State:
         """Return a state of a former task set as one of this set; a new task has the value that it has now."""
+
+
+def is_informative(group: Group, part: str = "") -> bool:
+    """Whether the group's rewards differ, so that a group baseline gives a gradient.
+
+    Only graded rollouts count: an error is no reward. With fewer than two of them nothing can differ.
+
+    Source: DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling), with "rewards differ" for any kind of reward where
+    the paper says "neither all correct nor all wrong".
+
+    Args:
+        part: Looks at this component of the reward instead, as it was before weights and penalties; one that has no
+            such component looks at the reward.
+    """
+    parts = [r.grade.parts.get(part) for r in group.rollouts if r.grade.reward is not None]
+    if part and None not in parts:
+        return len(set(parts)) > 1
+    return not group.is_degenerate
+
+
+def philox(seed: int, purpose: str, number: int) -> np.random.Philox:
+    """Return the bits for the ``number``-th choice made for ``purpose``.
+
+    Counter-based (Philox 4x64, keyed by a hash of the three), so resuming needs the number alone. Read it
+    with ``random_raw``: NumPy guarantees the bits of its generators from version to version, but not what
+    `Generator.permutation` or `Generator.choice` make of them.
+
+    >>> int(philox(0, "a", 1).random_raw()) == int(philox(0, "a", 1).random_raw())
+    True
+    >>> int(philox(0, "a", 1).random_raw()) == int(philox(0, "a", 2).random_raw())
+    False
+    """
+    text = f"{seed}\x1f{purpose}\x1f{number}"
+    return np.random.Philox(key=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))

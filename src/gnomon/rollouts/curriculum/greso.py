@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from gnomon.algorithms.sections import Greso
 from gnomon.core.metrics import Last, Mean, Measure, Metrics
 from gnomon.core.types import Group, State
-from gnomon.rollouts.curriculum.base import KeptPrompts, TaskIndex
-from gnomon.rollouts.curriculum.philox import philox
+from gnomon.rollouts.curriculum.base import KeptPrompts, TaskIndex, philox
 from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 
 _LONGEST = 32767  # visits in a row that are counted; the floor is reached long before

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Group, State
-from gnomon.rollouts.curriculum.base import Indices, KeptPrompts
-from gnomon.rollouts.curriculum.philox import philox
+from gnomon.rollouts.curriculum.base import Indices, KeptPrompts, philox
 from gnomon.rollouts.curriculum.tracker import ValueTracker
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 import pytest
 
-from gnomon.rollouts.curriculum.group_filter import is_informative
+from gnomon.rollouts.curriculum.base import is_informative
 
 
 @pytest.mark.parametrize(
