@@ -49,6 +49,25 @@ static void compare(const float *queries, const number *const *keys, int64_t gro
     }
 }
 
+#if defined(HALF) && defined(__AVX512BF16__)
+#define IN_PAIRS
+/* The same in pairs of bfloat16, which rotated queries are. size: a multiple of 32. */
+static void compare_pairs(const number *queries, const number *const *keys, int64_t group, int64_t size, float scale,
+                          float *scores, int64_t apart) {
+    for (int64_t query = 0; query < group; query++) {
+        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int64_t i = 0; i < size; i += 32) {
+            __m512bh own = (__m512bh)_mm512_loadu_si512(queries + query * size + i);
+            for (int at = 0; at < 4; at++)
+                sums[at] = _mm512_dpbf16_ps(sums[at], own, (__m512bh)_mm512_loadu_si512(keys[at] + i));
+        }
+        float found[4];
+        sum_four((const vector *)sums, found);
+        for (int at = 0; at < 4; at++) scores[query * apart + at] = scale * found[at];
+    }
+}
+#endif
+
 /* found[query][from ..] = the mean of some of the values' numbers, weighted by each query's scores. */
 static inline __attribute__((always_inline)) void gather(const number *values, const place *at, int64_t lanes,
                                                          int64_t from, int64_t count, int64_t size, const float *scores,
@@ -88,6 +107,11 @@ static inline __attribute__((always_inline)) void gather(const number *values, c
 static void look(const float *queries, const number *keys, const number *values, const place *at, int64_t lanes,
                  float scale, int64_t group, int64_t size, float *four, float *scores, float *found) {
     int64_t count = at->prompt + at->grown + 1, apart = (count + 3) & ~(int64_t)3;
+#ifdef IN_PAIRS
+    number *narrowed = (number *)four;
+    int in_pairs = size % 32 == 0 && group <= 8;
+    for (int64_t i = 0; in_pairs && i < group * size; i++) narrowed[i] = narrow(queries[i]);
+#endif
     for (int64_t position = 0; position < count; position += 4) {
         const number *near[4];
         for (int64_t i = 0; i < 4; i++) {
@@ -101,6 +125,12 @@ static void look(const float *queries, const number *keys, const number *values,
                 __builtin_prefetch(values + now + from);
             }
         }
+#ifdef IN_PAIRS
+        if (in_pairs) {
+            compare_pairs(narrowed, near, group, size, scale, scores + position, apart);
+            continue;
+        }
+#endif
         compare(queries, near, group, size, scale, four, scores + position, apart);
     }
     for (int64_t query = 0; query < group; query++) {
