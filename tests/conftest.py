@@ -22,6 +22,9 @@ settings.register_profile("gnomon", derandomize=True, deadline=None, suppress_he
 settings.register_profile("search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))
 
+# A quarter of the collection's time would go into looking for garbage among what is imported and stays.
+gc.disable()
+
 
 # The files that take the longest. A file goes to one process whole, so a long one that begins last is waited for.
 LONGEST = (
@@ -66,3 +69,4 @@ def pytest_collection_finish():
     """Take what was imported, and the tests themselves, out of what each collection of garbage visits."""
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -49,7 +49,10 @@ def test_a_recipe_of_a_paper_names_it_and_marks_what_is_ours(name: str):
 @pytest.mark.parametrize(
     "asked",
     [
-        *((name, "--hardware", "h100", "--gpus", "8") for name in list(RECIPES)[:4]),
+        *(
+            pytest.param((name, "--hardware", "h100", "--gpus", "8"), marks=[pytest.mark.slow] if number else [])
+            for number, name in enumerate(list(RECIPES)[:4])
+        ),
         ("grpo-qwen3-0.6b-gsm8k", "--hardware", "rtx4090", "--gpus", "1"),
         ("grpo-qwen3-0.6b-gsm8k", "--hardware", "a10", "--gpus", "1"),
         ("spo-qwen3-4b-gsm8k", "--hardware", "h100", "--gpus", "1"),

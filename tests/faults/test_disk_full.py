@@ -44,6 +44,7 @@ def filled(folder: Path, sizes: list[int]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_no_checkpoint_and_the_run_goes_on(tmp_path: Path):
     """A disk for a part of six checkpoints: exit code 74, the ones before load, and with room the run is finished."""
     ends = filled(tmp_path, [6500])

@@ -149,7 +149,7 @@ def test_a_write_that_is_refused_names_its_file(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("base")  # which has every module compiled: graders do not inherit the variable of `asked`
-@pytest.mark.parametrize(("most", "start"), [(1_000, forked), (20_000, forked), (300_000, asked)])
+@pytest.mark.parametrize(("most", "start"), [(1_000, forked), (20_000, forked), (300_000, forked)])
 def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, most: int, start: Start):
     """Exit code 1, what to type, and no traceback, whichever library wrote the file."""
     arguments = ["train", RANDOM, *SMALL, "--run-dir", str(tmp_path / "run")]
@@ -160,7 +160,9 @@ def test_training_within_a_limit_of_file_sizes_ends_in_words(tmp_path: Path, mos
     assert "ulimit -f raises that" in ended.stderr
 
 
-@pytest.mark.parametrize(("most", "start"), [(16, asked), (16, forked), (32, forked), (64, forked)])
+@pytest.mark.parametrize(
+    ("most", "start"), [pytest.param(16, asked, marks=pytest.mark.slow), (16, forked), (32, forked), (64, forked)]
+)
 def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, start: Start):
     """A training that needs more says what raises the limit, whether imports or the run itself find it."""
     arguments = ["train", RANDOM, *SMALL, "--run-dir", str(tmp_path / "run")]
@@ -222,7 +224,7 @@ def _without_output() -> None:
     [
         ("watch", partial(forked, before=_without_output)),
         ("doctor", partial(forked, before=_without_output)),
-        ("report", partial(asked, before=partial(os.close, 1))),
+        pytest.param("report", partial(asked, before=partial(os.close, 1)), marks=pytest.mark.slow),
     ],
 )
 def test_standard_output_that_is_closed_takes_no_files_number(base: Path, verb: str, start: Start):

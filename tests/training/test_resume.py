@@ -51,9 +51,9 @@ PARTS = [
 LATER = ("spo-accumulated", "dapo", "bf16", "nf4", "8bit")
 
 
-def tried(*algorithms: str) -> list[Any]:
+def tried(*algorithms: str, later: tuple[str, ...] = LATER) -> list[Any]:
     """Return names of algorithms as parameters of a test, some of them marked as slow."""
-    return [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in algorithms]
+    return [pytest.param(name, marks=pytest.mark.slow if name in later else ()) for name in algorithms]
 
 
 def overrides(algorithm: str, *more: str, steps: int = STEPS) -> list[str]:
@@ -75,7 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS))
+@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS, later=(*LATER, "grpo")))
 def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     tmp_path: Path, whole: Callable[[str], Path], algorithm: str
 ):
@@ -91,7 +91,7 @@ def test_a_run_that_is_stopped_after_every_step_is_the_uninterrupted_run(
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
-@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS))
+@pytest.mark.parametrize("algorithm", tried(*ALGORITHMS, later=(*LATER, "grpo")))
 def test_a_crash_after_any_checkpoint_changes_nothing(tmp_path: Path, whole: Callable[[str], Path], algorithm: str):
     """From each checkpoint the rest of the run is made again, and what a crash left of later steps is replaced."""
     for step in (1, STEPS // 2, STEPS - 1):
@@ -110,7 +110,7 @@ def test_a_crash_changes_nothing_for_others(tmp_path: Path, whole: Callable[[str
     same(trace(run, STEPS), trace(whole(algorithm), STEPS))
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "spo-replayed"])
+@pytest.mark.parametrize("algorithm", tried("grpo", "spo-replayed", later=("grpo",)))
 def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(
     tmp_path: Path, whole: Callable[[str], Path], algorithm: str, capsys: pytest.CaptureFixture[str]
 ):

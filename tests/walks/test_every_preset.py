@@ -17,9 +17,9 @@ from gnomon.training.api import train_experiment
 
 BLIND = 0.1
 STEPS = 40
-QUICK = {"reinforce": 20, "p3o": 40, "spo": 30}
-"""After how many steps it reads. GRPO and VAPO learn in test_walks.py and test_critic_walks.py; the others, made of the
-same pieces, are slow together."""
+QUICK = {"reinforce": 20, "p3o": 40}
+"""After how many steps it reads. GRPO, SPO and VAPO learn in test_walks.py and test_critic_walks.py; the others, made
+of the same pieces, are slow together."""
 LONGER = {"gdpo": 70}
 """Dividing by the batch's deviation, which is small while most groups agree, makes the first steps wilder."""
 EXPERIMENT = """
