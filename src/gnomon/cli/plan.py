@@ -10,15 +10,12 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
 from gnomon.config.reading import check_names
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
-
-if TYPE_CHECKING:
-    from gnomon.config.experiment import Experiment
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
@@ -62,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.plan import make_plan
-        from gnomon.config.experiment import load
+        from gnomon.config.experiment import load, to_toml
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
@@ -78,20 +75,18 @@ def run(arguments: Sequence[str]) -> int:
     with working("reckoning what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
-    return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, experiment)
+    return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, to_toml(experiment))
 
 
-def _print(given: argparse.Namespace, row: Mapping[str, Any], lines: Sequence[str], experiment: "Experiment") -> int:
-    """Print a plan in the form that was asked for; return the exit code."""
-    from gnomon.config.experiment import to_toml
-
+def _print(given: argparse.Namespace, row: Mapping[str, Any], lines: Sequence[str], resolved: str) -> int:
+    """Print a plan in the form that was asked for, the resolved experiment as TOML; return the exit code."""
     if given.json:
         print(json.dumps(row, indent=2))
         return 0
     # The resolved experiment is the whole standard output, so the sentences go to standard error.
     print("\n".join(lines), file=sys.stderr if given.resolved else sys.stdout)
     if given.resolved:
-        print(to_toml(experiment))
+        print(resolved)
     return 0
 
 
@@ -106,7 +101,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         ConfigError: It does not fit. Where settings would mend that, the forecast with them was printed.
     """
     with working("loading libraries", is_brief=True):
-        from gnomon.config.experiment import load
+        from gnomon.config.experiment import load, to_toml
 
         planner, deployment, search = (
             import_module(f"gnomon.analysis.planner.{name}") for name in ("text", "deployment", "search")
@@ -139,4 +134,4 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
     command = shlex.join(["gnomon", "train", given.experiment, *own, *found.settings])
     lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences(), command]
     row = {**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}
-    return _print(given, row, lines, loaded.experiment)
+    return _print(given, row, lines, to_toml(loaded.experiment))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gnomon.core.atomic_files import read_plain_text, write_durably
 from gnomon.core.errors import ConfigError, DatasetError
@@ -225,21 +226,19 @@ def _assemble(
     sequences: Sequence[Mapping[str, Any]], temperature: float, components: Mapping[str, float]
 ) -> RecordedBatch:
     lengths = torch.tensor([len(s["mask"]) for s in sequences])
-    count, width = len(sequences), int(lengths.max())
     masks = [[bool(chosen) for chosen in s["mask"]] for s in sequences]
-    mask = torch.zeros(count, width, dtype=torch.bool)
-    for number, chosen in enumerate(masks):
-        mask[number, : len(chosen)] = torch.tensor(chosen, dtype=torch.bool)
+    mask = pad_sequence([torch.tensor(chosen, dtype=torch.bool) for chosen in masks], batch_first=True)
+    count, width = mask.shape
 
     def matrix(name: str, otherwise: str = "") -> Tensor | None:
         rows = [s.get(name, s.get(otherwise)) for s in sequences]
         if any(row is None for row in rows):
             return None
-        padded = torch.zeros(count, width, dtype=torch.float64)
-        for number, (row, chosen) in enumerate(zip(rows, masks, strict=True)):
-            read = [float(value) if is_chosen else 0.0 for value, is_chosen in zip(row, chosen, strict=True)]
-            padded[number, : len(read)] = torch.tensor(read, dtype=torch.float64)
-        return padded
+        read = (
+            [float(value) if is_chosen else 0.0 for value, is_chosen in zip(row, chosen, strict=True)]
+            for row, chosen in zip(rows, masks, strict=True)
+        )
+        return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in read], batch_first=True)
 
     def numbers(name: str) -> Tensor | None:
         if name not in sequences[0]:

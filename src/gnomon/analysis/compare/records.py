@@ -1,7 +1,7 @@
 """Read a finished run for a comparison: scores by tokens, costs, and the prompts that the run asked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,20 +59,15 @@ class Cost:
     @classmethod
     def mean(cls, costs: Sequence["Cost"]) -> "Cost":
         """Return the mean over runs."""
-        count = len(costs)
+        return cls(**{field.name: _mean([getattr(cost, field.name) for cost in costs]) for field in fields(cls)})
 
-        def of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-            names = dict.fromkeys(name for table in tables for name in table)
-            return {name: sum(table.get(name, 0.0) for table in tables) / count for name in names}
 
-        return cls(
-            steps=sum(c.steps for c in costs) / count,
-            tokens=sum(c.tokens for c in costs) / count,
-            before=sum(c.before for c in costs) / count,
-            trained=sum(c.trained for c in costs) / count,
-            wasted=of([c.wasted for c in costs]),
-            seconds=of([c.seconds for c in costs]),
-        )
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of tables' numbers by name; one that a table has not is 0 there."""
+    if not isinstance(values[0], Mapping):
+        return sum(values) / len(values)
+    names = dict.fromkeys(name for table in values for name in table)
+    return {name: _mean([table.get(name, 0.0) for table in values]) for name in names}
 
 
 @dataclass(frozen=True)
