@@ -362,6 +362,7 @@ def tried_by_commands(base: Path, tmp_path: Path, numbers: range) -> None:
         shutil.rmtree(place)
 
 
+@pytest.mark.slow
 def test_whole_commands_end_in_words_and_run_nothing(base: Path, tmp_path: Path):
     """Thirty-three changes, one of each file, by report, doctor, watch, evaluate, dissect, compare, export, resume."""
     tried_by_commands(base, tmp_path, range(len(FILES)))

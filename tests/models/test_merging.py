@@ -71,6 +71,7 @@ def test_the_order_of_sums_changes_no_bit(seed: int, rank: int, bits: int):
     assert fingerprint(across.T) == fingerprint(found)
 
 
+@pytest.mark.slow
 def test_kernels_of_another_processor_merge_the_same_bits():
     """Intel's library in its compatible mode, with another number of threads, gives other bits of a plain product."""
 

@@ -52,7 +52,8 @@ def overrides(algorithm: str, *more: str) -> list[str]:
     return [*COMMON, *ALGORITHMS[algorithm], *more]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", *(pytest.param(n, marks=pytest.mark.slow) for n in ("spo", "vapo"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "spo", "vapo"])
 def test_a_stop_is_noticed_before_the_first_step_too(
     tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -31,6 +31,7 @@ def conversing(monkeypatch: pytest.MonkeyPatch) -> str:
     return "examples/own_environment.toml"
 
 
+@pytest.mark.slow
 def test_conversations_with_two_engines_a_step_ahead_and_rounded_weights(tmp_path: Path, conversing: str):
     """No token is older than the bound, whichever turn it is of; both engines prove their weights; rounding shows."""
     rows = trained(tmp_path, conversing, *STALE, "engine.rounding=int8")
