@@ -52,6 +52,7 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["train", "tiny", "learner.processes=2", "lora.base=nf4"], "lies whole in the learner's one process"),
         (["train", "tiny", "learner.offload=true", "device=cpu"], "this run computes on the CPU"),
         (["train", "tiny", "rollouts_per_step=30"], "is not a multiple of the 8 rollouts that grpo asks"),
+        (["train", "tiny", "rollouts_per_step=1", "algorithm=flash-reinforce"], "the advantage would always be 0; set"),
         (["sft", "tiny", "max_staleness=2"], "supervised fine-tuning generates nothing that could be old"),
         (["train", "tiny", "engine.draws=vllm"], 'set engine.kind = "vllm", or leave it out'),
         (["train", "tiny", "doctor.rules=-all-rigth"], "did you mean 'all-right'?"),

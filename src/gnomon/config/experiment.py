@@ -16,6 +16,7 @@ from gnomon.algorithms import Algorithm, Uniform, resolve_with_notes
 from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
+from gnomon.algorithms.protocols import parts_of
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.reading import as_json, parse_override, read, settle_length
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
@@ -301,6 +302,7 @@ def facts(algorithm: Algorithm) -> dict[str, Any]:
         "distributions": algorithm.top_logprobs is not None,
         "parts": "component_rewards" in algorithm.advantage.needs,
         "hints": bool(algorithm.reference.prompt),
+        "batch_baseline": any(getattr(part, "baseline", "") == "batch" for _, part in parts_of(algorithm.advantage)),
         "sampler": not isinstance(algorithm.sampler, Uniform),
         **{name: getattr(algorithm, name) is not None for name in ("keep", "overlong", "replay", "tracker")},
     }

@@ -103,6 +103,11 @@ def _groups(s: SettingsByKey) -> None:
             "of each prompt (algorithm.num_generations); "
             f"try {max(1, (2 * rollouts + each) // (2 * each)) * each}"
         )
+    if rollouts == 1 and s["steps"] and s["algorithm.batch_baseline"]:
+        raise ConfigError(
+            "rollouts_per_step = 1, and the baseline is the mean reward of the step, so the advantage would always be "
+            "0; set rollouts_per_step = 2 or more"
+        )
 
 
 def _minibatches(s: SettingsByKey) -> None:
