@@ -87,6 +87,10 @@ def test_toml_that_does_not_close_is_no_text(text: str):
 def test_a_template_may_begin_with_its_question():
     """A name in braces begins no table of TOML, so it is text without quotes of its own."""
     assert parse_override("sampling.grammar.regex=[12]{3}") == ("sampling.grammar.regex", "[12]{3}")
+    for key in ("system", "task.template", "rewards.0.pattern", "evaluation.sampling.grammar.regex"):
+        assert parse_override(f"{key}=[12]") == (key, "[12]")
+    assert parse_override("name=3") == ("name", 3)  # which is refused as no text
+    assert parse_override("packages=[12]") == ("packages", [12])
     assert parse_override('sampling.grammar.regex="a=b"') == ("sampling.grammar.regex", "a=b")
     assert parse_override("task.template={question} Think: x = ?") == ("task.template", "{question} Think: x = ?")
 

@@ -130,6 +130,15 @@ def test_more_processes_than_memory_holds_are_refused(overrides: list[str], said
         check_room(tiny(*overrides).experiment.local_processes, 3 * 2**30)
 
 
+def test_an_evaluation_counts_among_the_conversations_at_once():
+    """As many environments are begun as questions are asked then, where these are more than a step's answers."""
+    held = ["environment.use=guess.py:Guess", "environment.max_concurrent=9000", "rollouts_per_step=64"]
+    cases = (([], 64), (["held_out.size=300", "evaluation.samples=2"], 600), (["held_out.size=9001"], 9000))
+    for given, begun in cases:
+        found = tiny(*held, "evaluation.samples=1", *given).experiment.local_processes
+        assert found["environment.max_concurrent"][1] == begun
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -263,7 +263,8 @@ class Experiment:
         graders, parts = self.cluster.graders if is_ray else 1, plan.tensor_parallel
         engines = plan.count * parts if is_ray or parts > 1 or plan.server == STARTED else 0
         most = 0 if world is None or world.server else world.max_concurrent
-        in_flight = self.rollouts_per_step * (self.staleness_bound + 1)
+        evaluated = (self.held_out.size or 0) * self.evaluation.samples
+        in_flight = self.rollouts_per_step * self.staleness_bound + max(self.rollouts_per_step, evaluated)
         larger = "count" if plan.count >= parts else "tensor_parallel"
         return {
             "learner.processes": (learners, learners * own * (is_ray or learners > 1), False),

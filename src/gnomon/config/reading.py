@@ -97,7 +97,7 @@ def as_json(value: Any) -> Any:
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Return path and value of "path=value"; the value is TOML, or else text; a regular expression is text.
+    """Return path and value of "path=value"; the value is TOML, or else text; where text is asked, a bracket is text.
 
     Raises:
         ConfigError: For another form.
@@ -106,7 +106,8 @@ def parse_override(override: str) -> tuple[str, Any]:
     key = key.strip().removeprefix("--")
     if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
-    if key.endswith("regex") and text.strip()[:1] not in ('"', "'"):
+    kinds = known_names()["keys"].get(re.sub(r"\.\d+(?=\.|$)", ".N", key.replace("-", "_")), {}).values()
+    if {*kinds} == {"text"} and text.strip()[:1] in ("[", "{"):
         return key.replace("-", "_"), text  # "[0-9]{3}" is no list
     try:
         return key.replace("-", "_"), as_json(parse_toml(f"value = {text}")["value"])

@@ -201,7 +201,8 @@ class OpenEnvEnv:
             except RuntimeError as error:
                 if "VALIDATION_ERROR" not in str(error):
                     raise
-                return EnvReply((("user", f"No such action: {json.dumps(step)}"),), reward)
+                said.append(f"No such action: {json.dumps(step)}")
+                break  # what the steps before it did and said stays
             said.append(_observed(result.observation))
             if result.reward is not None:
                 reward = (reward or 0.0) + float(result.reward)
