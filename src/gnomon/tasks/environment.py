@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.redaction import check_no_secret
+from gnomon.rewards.sandbox.base import SandboxLimits
+from gnomon.rewards.sandbox.container import CONTAINER_ENGINES, ContainerSandbox
 from gnomon.rewards.sandbox.packages import check_names
 from gnomon.rewards.sandbox.selftest import Kind as Walls
 
@@ -108,7 +110,12 @@ class EnvironmentConfig:
         max_reply_tokens: Most tokens of one reply; a longer reply ends the rollout.
         timeout_seconds: Seconds of wall time for one reply; of an agent, between two answers of the policy.
         on_error: What happens when a tool raises: "end" ends the rollout, "reply" answers with the error.
-        sandbox: What isolates the programs of the Python tool.
+        sandbox: What isolates the programs of the Python tool; "docker" and "podman" run them, and the tool "shell", in
+            a container of ``image`` for each rollout.
+        image: Name of a container's image, which must be there already.
+        image_network: Whether programs in the container have a network.
+        image_writable: Whether programs run as the image's user and may write in all of it; else as nobody, in /tmp.
+        image_files: Column with a table from paths to texts, which are written into the container first.
         packages: Packages that the Python tool may import; set ``packages`` of the experiment instead.
         max_concurrent: Rollouts with an environment at once, each in a process.
         memory_gib: GiB of address space that a process may take beyond its imports.
@@ -128,7 +135,11 @@ class EnvironmentConfig:
     max_reply_tokens: int = 512
     timeout_seconds: float = 10.0
     on_error: Literal["end", "reply"] = "end"
-    sandbox: Walls = "auto"
+    sandbox: Literal[Walls, "docker", "podman"] = "auto"
+    image: str = ""
+    image_network: bool = False
+    image_writable: bool = False
+    image_files: str = ""
     packages: tuple[str, ...] = ()
     max_concurrent: int = 64
     memory_gib: float = 4.0
@@ -153,8 +164,35 @@ class EnvironmentConfig:
                 f"environment.use = '{self.use}' is no address; kind = \"openenv\" needs {_NEEDS['openenv']}"
             )
         if self.kind not in PACKAGES:
-            named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool != PYTHON))
+            named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool not in (PYTHON, SHELL)))
             _check_names(named)
+        self._check_container()
+
+    def _check_container(self) -> None:
+        if self.sandbox in CONTAINER_ENGINES:
+            if not self.image or self.image.startswith("-"):
+                raise ConfigError(f'sandbox = "{self.sandbox}" needs image = "NAME" of an image, got \'{self.image}\'')
+            if self.packages or not {PYTHON, SHELL} & set(self.tools):
+                raise ConfigError(
+                    f'sandbox = "{self.sandbox}" is for tools = ["python", "shell"], and the image has their packages: '
+                    "leave packages out"
+                )
+        elif SHELL in self.tools or self.image or self.image_files or self.image_network or self.image_writable:
+            raise ConfigError(
+                f'the tool "shell" and the settings image... need a container; set sandbox = "podman" or "docker" and '
+                f"image, got sandbox = '{self.sandbox}'"
+            )
+
+    @property
+    def container(self) -> ContainerSandbox | None:
+        """Where the tools "python" and "shell" run, if that is a container."""
+        if self.sandbox != "docker" and self.sandbox != "podman":
+            return None
+        bounds = SandboxLimits(
+            wall_seconds=0.8 * self.timeout_seconds, memory_mib=max(64, round(self.memory_gib * 1024) or 4096),
+            output_kib=64, files_mib=256, threads=256,
+        )  # fmt: skip
+        return ContainerSandbox(self.sandbox, self.image, bounds, self.image_network, self.image_writable)
 
     @property
     def is_agent(self) -> bool:
@@ -179,6 +217,8 @@ class EnvironmentConfig:
 
 PYTHON = "python"
 """The tool that runs Python in the sandbox."""
+SHELL = "shell"
+"""The tool that runs a command in the sandbox's container."""
 
 
 def _check_server(server: str) -> None:

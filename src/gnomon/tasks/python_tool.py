@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gnomon.rewards.sandbox.base import NotRun, Outcome, Sandbox, SandboxLimits
 from gnomon.rewards.sandbox.bubblewrap import BUBBLEWRAP
+from gnomon.rewards.sandbox.container import Container, ContainerSandbox
 from gnomon.rewards.sandbox.interpreter import Interpreter
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.selftest import Kind, choose
@@ -71,6 +72,51 @@ def kept(sandbox: LinuxSandbox) -> PythonTool:
             made.pop().close()
 
     return PythonTool(python, end)
+
+
+class ContainerTools:
+    """The tools of one rollout over one container, which begins with the first call or file."""
+
+    def __init__(self, sandbox: ContainerSandbox) -> None:
+        self._sandbox, self._open = sandbox, list[Container]()
+
+    async def python(self, code: str) -> str:
+        """Run a Python program and return what it prints. Files are kept from one call to the next, variables are not.
+
+        Args:
+            code: the whole program; print what you want to see
+        """
+        return await self._shown(lambda: self._container().python(code))
+
+    async def shell(self, command: str) -> str:
+        """Run a shell command and return what it prints. Files are kept from one call to the next.
+
+        Args:
+            command: the command, for sh
+        """
+        return await self._shown(lambda: self._container().run(["sh", "-c", command]))
+
+    def put(self, files: dict[str, str]) -> None:
+        """Write files into the container.
+
+        Raises:
+            OSError, NotRun: As `Container`.
+        """
+        for path, text in files.items():
+            self._container().put(path, text.encode(errors="replace"))
+
+    def end(self) -> None:
+        """Remove the container."""
+        while self._open:
+            self._open.pop().close()
+
+    def _container(self) -> Container:
+        if not self._open:
+            self._open.append(Container(self._sandbox))
+        return self._open[0]
+
+    async def _shown(self, run: Callable[[], Outcome]) -> str:
+        return shown(await asyncio.to_thread(run))
 
 
 def over(sandbox: Sandbox) -> Callable[[str], Awaitable[str]]:

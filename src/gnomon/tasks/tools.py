@@ -1,5 +1,6 @@
 """Tools as plain typed functions: calls in an answer are made, their results are the reply. No torch."""
 
+import asyncio
 import inspect
 import json
 import re
@@ -14,8 +15,8 @@ from gnomon.core.processes.exceptions import exception_text
 from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
 from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, maybe_await, reset
-from gnomon.tasks.environment import PYTHON, EnvironmentConfig
-from gnomon.tasks.python_tool import PythonTool, python_tool
+from gnomon.tasks.environment import PYTHON, SHELL, EnvironmentConfig
+from gnomon.tasks.python_tool import ContainerTools, PythonTool, python_tool
 
 # The form, which Qwen and Hermes models were trained on, and which others are told in the system message:
 #
@@ -215,10 +216,12 @@ class Tools:
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
         self._environment = find_member(plan.use, "environment", "class")(**plan.settings) if plan.use else None
-        self._python = _python(plan) if PYTHON in plan.tools else None
-        named: list[Callable[..., Any]] = [
-            self._python.call if self._python and name == PYTHON else _tool(name) for name in plan.tools
-        ]
+        self._container = ContainerTools(plan.container) if plan.container else None
+        self._python = _python(plan) if PYTHON in plan.tools and not self._container else None
+        own = {PYTHON: self._python.call} if self._python else {}
+        if self._container:
+            own = {PYTHON: self._container.python, SHELL: self._container.shell}
+        named: list[Callable[..., Any]] = [own.get(name) or _tool(name) for name in plan.tools]
         functions: list[Callable[..., Any]] = [*_methods(self._environment), *named]
         self._functions = {str(schema_of(f)["function"]["name"]): f for f in functions}
         if len(self._functions) != len(functions):
@@ -227,7 +230,16 @@ class Tools:
         self._fits = {s["function"]["name"]: s for s in self.schemas}
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
-        """Reset the environment whose methods are tools, if there is one."""
+        """Reset the environment whose methods are tools, if there is one; write the row's files.
+
+        Raises:
+            ToolRaised: A file cannot be written, or the container does not start.
+        """
+        if self._container and self._plan.image_files:
+            try:
+                await asyncio.to_thread(self._container.put, columns[self._plan.image_files])
+            except (KeyError, AttributeError, TypeError, OSError, NotRun) as error:
+                raise ToolRaised(f"the column '{self._plan.image_files}': {exception_text(error)}") from error
         return EnvReply() if self._environment is None else await reset(self._environment, prompt, columns)
 
     async def reply(self, text: str) -> EnvReply:
@@ -242,9 +254,10 @@ class Tools:
         return EnvReply(tuple([("tool", await self._result(call)) for call in calls]))
 
     async def end(self) -> float | None:
-        """End the interpreter; return the environment's ``reward``, which TRL's keep as an attribute, if it has one."""
-        if self._python is not None:
-            self._python.end()
+        """End interpreter and container; return the environment's ``reward`` (TRL's keep it so), if it has one."""
+        for part in (self._python, self._container):
+            if part is not None:
+                part.end()
         return checked_reward(getattr(self._environment, "reward", None))
 
     async def _result(self, call: ToolCall) -> str:
@@ -271,11 +284,18 @@ def check_tools(plan: EnvironmentConfig) -> None:
     """
     if plan.use:
         check_settings(find_member(plan.use, "environment", "class"), plan)
+    if plan.container:
+        plan.container.check()
     for name in plan.tools:
-        schema_of(_python(plan).call if name == PYTHON else _tool(name))
+        if name == PYTHON and not plan.container:
+            schema_of(_python(plan).call)
+        elif name not in (PYTHON, SHELL):
+            schema_of(_tool(name))
 
 
 def _python(plan: EnvironmentConfig) -> PythonTool:
+    assert plan.sandbox != "docker"
+    assert plan.sandbox != "podman"
     return python_tool(plan.timeout_seconds, plan.sandbox, plan.packages, plan.max_turns)
 
 

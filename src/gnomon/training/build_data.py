@@ -495,9 +495,15 @@ def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     """
     programs = (reward.verifier for grading in gradings for reward in grading.rewards)
     asked = [(program.sandbox, program.packages) for program in programs if isinstance(program, Code)]
-    if experiment.environment is not None and PYTHON in experiment.environment.tools:
-        asked.append((experiment.environment.sandbox, experiment.environment.packages))
-    return enforced_by(asked)
+    plan = experiment.environment
+    if plan is None or not (plan.container or PYTHON in plan.tools):
+        return enforced_by(asked)
+    if plan.sandbox != "docker" and plan.sandbox != "podman":
+        return enforced_by([*asked, (plan.sandbox, plan.packages)])
+    assert plan.container is not None
+    plan.container.check()
+    of_rewards = [enforced_by(asked)] if asked else []
+    return "; ".join([*of_rewards, f"{plan.sandbox}, image {plan.image}: a container for each rollout"])
 
 
 def grading_limits(experiment: Experiment) -> Limits:

@@ -19,7 +19,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import Card, newest_session
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.judge import RubricJudge
-from gnomon.tasks.environment import PYTHON
+from gnomon.tasks.environment import PYTHON, SHELL
 
 _MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
 _COMMIT = 12
@@ -125,7 +125,7 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
     if plan is not None:
         named += [f"environment {plan.use}"] if plan.use else []
         named += [f"agent {plan.names}"] if plan.command else []
-        named += [f"tool {tool}" for tool in plan.tools if tool != PYTHON]
+        named += [f"tool {tool}" for tool in plan.tools if tool not in (PYTHON, SHELL)]
     return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
 
 

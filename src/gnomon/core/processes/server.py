@@ -145,7 +145,8 @@ class ForkServerProcess:
     def _sweep(self) -> None:
         """Kill what ended workers left in sessions of its own: orphans become children of the fork server."""
         until = time.monotonic() + REAP_SECONDS
-        while (orphans := _children() - self._workers - self._existing) and time.monotonic() < until:
+        spared = self._workers | self._existing
+        while (orphans := {p for p in _children() - spared if not _is_monitor(p)}) and time.monotonic() < until:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -194,6 +195,13 @@ def _limit_memory(more_bytes: int | None) -> None:
     wanted = taken + more_bytes
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _is_monitor(pid: int) -> bool:
+    """Whether it is podman's monitor of a container, which ends by itself once it has removed that."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == "conmon\n" and not _is_dead(pid)
+    return False
 
 
 def _children() -> set[int]:

@@ -1,0 +1,251 @@
+"""Containers: what is refused and why, the command that is built, and hostile programs where podman runs."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from gnomon.core.errors import ConfigError
+from gnomon.rewards.sandbox.audit import attack
+from gnomon.rewards.sandbox.base import SandboxLimits
+from gnomon.rewards.sandbox.container import Container, ContainerSandbox
+from gnomon.rewards.sandbox.hostile import FILES, NETWORK, RESOURCES, SECRETS, TIMING
+from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.tools import Tools, check_tools
+
+IMAGE = "gnomon-test"
+BOUNDS = SandboxLimits(wall_seconds=5.0, memory_mib=256, output_kib=256, files_mib=16, threads=64)
+
+
+def engine(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program of this name on the PATH, alone with the system's."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_an_engine_that_is_not_there_is_refused(monkeypatch):
+    """The message names the program and what else isolates."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(ConfigError, match='docker is not on the PATH; install it, or take sandbox = "auto"'):
+        ContainerSandbox("docker", "x").check()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", "does not answer .*Cannot connect to the Docker"),
+        ('[ "$1" = info ]', "there is no image 'x' here; docker pull x"),
+        ('[ "$1" != run ] || { echo "cgroups are refused" >&2; exit 125; }', "no container of 'x' starts .cgroups are"),
+    ],
+)
+def test_what_the_engine_complains_about_is_said(script, said, tmp_path, monkeypatch):
+    """A daemon that does not answer, an image that is missing, a container that does not start: each with its fix."""
+    engine(tmp_path, "docker", script, monkeypatch)
+
+    with pytest.raises(ConfigError, match=said):
+        ContainerSandbox("docker", "x").check()
+
+
+def test_the_command_leaves_nothing_open():
+    """No network, no capability, no writing, bounds of memory, processes and files; each is opened by its setting."""
+    closed = " ".join(ContainerSandbox("docker", "x", BOUNDS).command("n"))
+    opened = " ".join(ContainerSandbox("podman", "x", BOUNDS, True, True).command("n"))
+
+    for part in (
+        "--network none", "--read-only", "--user 65534:65534", "--cap-drop all", "no-new-privileges", "--memory 256m",
+        "--memory-swap 256m", "--pids-limit 64", "fsize=16777216", "/tmp:size=16m", "--rm", "--pull never",
+    ):  # fmt: skip
+        assert part in closed
+    assert not any(part in opened for part in ("--network", "--read-only", "--user"))
+    assert "--http-proxy=false" in opened
+    assert closed.endswith("--entrypoint sh x -c trap '' CHLD; echo ready; exec cat >/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sandbox": "podman", "tools": ("python",)}, "needs image"),
+        ({"sandbox": "podman", "tools": ("shell",), "image": "--privileged"}, "got '--privileged'"),
+        ({"sandbox": "podman", "tools": ("python",), "image": "x", "packages": ("numpy",)}, "leave packages out"),
+        ({"sandbox": "podman", "tools": ("a.py:f",), "image": "x"}, "is for tools"),
+        ({"tools": ("shell",)}, "need a container"),
+        ({"tools": ("python",), "image": "x"}, "need a container"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(settings, said):
+    """An engine needs an image and a tool that runs in it; the tool shell needs an engine."""
+    with pytest.raises(ConfigError, match=said):
+        EnvironmentConfig(kind="tools", **settings)
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory):
+    """An image of this machine's Python, its libraries and busybox; skips with the reason where podman runs none."""
+    busybox, interpreter = "/bin/busybox", Path("/usr/bin/python3").resolve()
+    if shutil.which("podman") is None or not os.path.exists(busybox) or not interpreter.exists():
+        pytest.skip("podman, busybox-static or the system's Python is not installed")
+    folder = tmp_path_factory.mktemp("image")
+    if shutil.which("runc"):
+        (folder / "containers.conf").write_text('[engine]\nruntime = "runc"\n')
+        os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
+    library = Path(f"/usr/lib/{interpreter.name}")
+    linked = subprocess.run(
+        ["ldd", interpreter, *library.glob("lib-dynload/*.so")], capture_output=True, text=True
+    ).stdout.split()
+    skipped = ("site-packages", "dist-packages", "test", "__pycache__")
+    with tarfile.open(folder / "image.tar", "w") as tar:
+        tar.add(interpreter, "usr/bin/python3")
+        tar.add(library, str(library)[1:], filter=lambda f: None if os.path.basename(f.name) in skipped else f)
+        for path in {word for word in linked if word.startswith("/") and not word.endswith(":")}:
+            tar.add(os.path.realpath(path), path[1:])
+        for name in ("busybox", "sh", "cat", "head", "mkdir", "dirname", "sleep", "ls", "test", "["):
+            tar.add(os.path.realpath(busybox), f"bin/{name}")
+        room = tarfile.TarInfo("tmp")
+        room.type, room.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(room)
+    made = subprocess.run(["podman", "import", folder / "image.tar", IMAGE], capture_output=True, text=True)
+    try:
+        if made.returncode:
+            pytest.skip(f"podman makes no image here: {made.stderr[-200:]}")
+        ContainerSandbox("podman", IMAGE, BOUNDS).check()
+    except ConfigError as error:
+        pytest.skip(f"podman runs no container here: {error}")
+    yield IMAGE
+    subprocess.run(["podman", "rmi", "--force", IMAGE], capture_output=True)
+    os.environ.pop("CONTAINERS_CONF", None)
+
+
+def listed() -> str:
+    """Return the containers of gnomon's that podman still knows."""
+    asked = ["podman", "ps", "--all", "--filter", "label=gnomon", "--format", "{{.Names}}"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout
+
+
+def wait_for_none() -> None:
+    """Wait until podman knows none."""
+    until = time.monotonic() + 20
+    while listed() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert listed() == ""
+
+
+@pytest.mark.slow
+def test_files_go_in_and_out_and_programs_end(image):
+    """A command finds what an earlier one left; causes are named; one that hangs ends and the container stays."""
+    sandbox = ContainerSandbox("podman", image, BOUNDS)
+    container = Container(sandbox)
+    try:
+        container.put("/tmp/deep/in", b"\x00\xff40")
+        assert container.get("/tmp/deep/in") == b"\x00\xff40"
+        program = "n = int(open('/tmp/deep/in', 'rb').read()[2:]); print(n + int(input())); open('/tmp/out', 'w')"
+        outcome = container.python(program, "2\n")
+        assert (outcome.stdout, outcome.cause) == ("42\n", None), outcome.stderr
+        assert container.run(["sh", "-c", "exit 3"]).cause == "exit 3"
+        assert container.run(["sh", "-c", "sleep 100 & while true; do :; done"]).cause == "time"
+        assert container.run(["sh", "-c", "while true; do echo xxxxxxxxxxxxxxxxxxxxx; done"]).cause == "output"
+        assert container.run(["ls", "/sys/class/net", "/tmp"]).stdout.split() == [
+            "/sys/class/net:",
+            "lo",
+            "/tmp:",
+            "deep",
+            "out",
+        ]
+        with pytest.raises(OSError, match=r"/no: .*[Rr]ead-only"):
+            container.put("/no", b"")
+        with pytest.raises(OSError, match=r"/tmp/none: .*[Nn]o such file"):
+            container.get("/tmp/none")
+    finally:
+        container.close()
+    assert listed() == ""
+
+
+# What a container has for itself and our own walls forbid: folders and sockets of its own, processes up to the bound,
+# address space that is not filled, shared memory in its bound, clocks that can be read.
+ITS_OWN = {
+    "every folder of the root", "its own root", "UDP", "listen", "netlink", "fork bomb", "memory mapped",
+    "shared memory of System V", "shared memory folder", "raise its own limits", "wait for the grader's clock",
+    "the machine's scheduling", "a timer that outlives it", "a timer as a file", "slow the clock down",
+}  # fmt: skip
+# What the engine's own filter of calls has to forbid; Debian's podman 4.3.1 does not.
+OF_THE_FILTER = {"unshare", "enter a namespace", "the host of a virtual machine"}
+ATTACKS = [
+    probe for probe in (*FILES, *NETWORK, *SECRETS, *RESOURCES, *TIMING) if probe.name not in ITS_OWN | OF_THE_FILTER
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ATTACKS, ids=lambda probe: probe.name)
+def test_hostile_programs_stay_in_the_container(image, probe, target):
+    """Files, network, secrets and time of the machine are out of reach, and the next program runs as ever."""
+    finding = attack(ContainerSandbox("podman", image, BOUNDS), probe, target)
+
+    assert finding.reached == ()
+
+
+@pytest.mark.slow
+def test_processes_are_bounded(image):
+    """A fork bomb ends at the bound, and the next command runs in the same container."""
+    container = Container(ContainerSandbox("podman", image, BOUNDS))
+    try:
+        bomb = "import os\nn = 0\nwhile os.fork() and n < 1000: n += 1\n"
+        outcome = container.python(f"try:\n    {bomb.replace(chr(10), chr(10) + '    ')}\nfinally: print(n)")
+        assert max(map(int, outcome.stdout.split())) < BOUNDS.threads
+        until = time.monotonic() + 20  # the last of them may still be ending
+        while (after := container.run(["sh", "-c", "echo on"])).stdout != "on\n":
+            assert time.monotonic() < until, after
+    finally:
+        container.close()
+
+
+HELD = f"""
+import sys, time
+from gnomon.rewards.sandbox.container import Container, ContainerSandbox
+container = Container(ContainerSandbox("podman", {IMAGE!r}))
+print("open", flush=True)
+container.run(["sh", "-c", "sleep 600"])
+"""
+
+
+@pytest.mark.slow
+def test_a_container_is_removed_when_its_owner_is_killed(image):
+    """SIGKILL to the process that holds one in the middle of a command leaves no container."""
+    holder = subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    assert "gnomon-" in listed()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+
+    wait_for_none()
+
+
+@pytest.mark.slow
+def test_tools_share_a_rollouts_container(image):
+    """The row's files are there, python and shell see each other's, and the end removes the container."""
+    plan = EnvironmentConfig(
+        kind="tools", tools=("python", "shell"), sandbox="podman", image=image, image_files="files"
+    )
+    check_tools(plan)
+    tools = Tools(plan)
+
+    async def talk() -> list[str]:
+        await tools.begin("", {"files": {"/tmp/n": "41"}})
+        calls = ('"python", "arguments": {"code": "open(\'m\', \'w\').write(str(int(open(\'n\').read()) + 1))"}',
+                 '"shell", "arguments": {"command": "cat m"}')  # fmt: skip
+        said = [(await tools.reply(f'<tool_call>{{"name": {call}}}</tool_call>')).messages[0][1] for call in calls]
+        await tools.end()
+        return said
+
+    assert asyncio.run(talk()) == ["[no output]", "42"]
+    assert listed() == ""
