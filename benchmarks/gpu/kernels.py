@@ -20,7 +20,7 @@ from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.step import peak, reset_peak
 from gnomon.models.cpu.prefix_attention import Alteration, PrefixLayout
 from gnomon.models.head import chosen_logprobs, chunk_for
-from gnomon.models.packed_attention import BLOCK, attend_packed, distance, visible_pairs
+from gnomon.models.packed_attention import BLOCK, attend_packed, distance, has_varlen, visible_pairs
 
 Row = dict[str, Any]
 ATTENTION = ("dense", "branches", "flex", "varlen")
@@ -37,7 +37,7 @@ def compare(device: torch.device, dtype: torch.dtype, is_quick: bool) -> Iterato
     model = SHAPES["small" if is_quick else "8b"]
     shapes = {"shared": FEW_SHARED, "plain": FEW_PLAIN} if is_quick else {"shared": SHARED, "plain": PLAIN}
     for name, shape in shapes.items():
-        for kernel in ATTENTION if name == "plain" else ATTENTION[:-1]:
+        for kernel in ATTENTION if name == "plain" and has_varlen() else ATTENTION[:-1]:
             measured = partial(_attention, kernel, shape, model, device, dtype)
             yield f"attention, {name} {shape}: {kernel}", _tried(measured)
     hidden, head, targets = _head(model, 64 if is_quick else 8192, device, dtype)
@@ -49,7 +49,8 @@ def distances(device: torch.device) -> Row:
     """Return how far each kernel that runs on ``device`` is from SDPA with a dense mask, and whether all are near."""
     found: Row = {}
     heads, dtype = (4, 2, 64), torch.float32 if device.type == "cpu" else torch.bfloat16
-    for kernel in ("branches", "flex", "varlen") if device.type == "cuda" else ("branches",):
+    kernels = ("branches", "flex", *["varlen"] * has_varlen()) if device.type == "cuda" else ("branches",)
+    for kernel in kernels:
         for name, altered in _ALTERED.items() if kernel != "varlen" else [*_ALTERED.items()][:2]:
             found[f"{kernel}, {name}"] = distance(kernel, device, dtype, heads, altered)
     return {"holds": max(found.values()) < (1e-5 if device.type == "cpu" else 0.03), **found}

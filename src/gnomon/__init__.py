@@ -67,7 +67,11 @@ sys.meta_path.append(_FormerModules())
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("gnomon")
+        metadata = importlib.import_module("importlib.metadata")
+        try:
+            return metadata.version("gnomon")
+        except metadata.PackageNotFoundError:
+            return "of a checkout"  # on PYTHONPATH, not installed
     if name not in _WHERE:
         raise AttributeError(f"module 'gnomon' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_WHERE[name]), name)

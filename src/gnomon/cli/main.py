@@ -120,9 +120,9 @@ def _chosen(given: Sequence[str]) -> int:
         return 0
     verb, rest = given[0], given[1:]
     if verb in ("--version", "-V", "version"):
-        from importlib.metadata import version
+        import gnomon
 
-        print(f"gnomon {version('gnomon')}")
+        print(f"gnomon {gnomon.__version__}")
         return 0
     if verb not in VERBS:
         return _say(f"gnomon: {unknown('verb', verb, VERBS)}", WRONG_INPUT)

@@ -4,12 +4,12 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+import gnomon
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError
 from gnomon.core.metric_meanings import MEANINGS
@@ -135,7 +135,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
     body = [
         f"# {name}",
         f"`{_named(model)}` after {step:,} steps of {way} with {preset}{given} on "
-        f"`{_named(task)}`, trained by gnomon {version('gnomon')}.",
+        f"`{_named(task)}`, trained by gnomon {gnomon.__version__}.",
         verdict(ends),
         *_scores(ends),
         "## How it was trained",

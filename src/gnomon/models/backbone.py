@@ -14,6 +14,7 @@ from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
 from gnomon.models.forward import accepted, body_of, checked_arguments
+from gnomon.models.fused_layers import fuse_layers
 from gnomon.models.llama_like import beginning, is_standard
 from gnomon.models.packed_attention import BLOCK, dense_mask, kernel_for, works
 from gnomon.models.prefix import Packed, pack, windows
@@ -44,6 +45,7 @@ class Backbone:
         self._model = model
         self._edge = rotary_edge(model.config)
         use_own_attention(self._model)
+        fuse_layers(self._model)
         self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
         self._is_tried = may_write_out(self._model) and _reproduces(body_of(self._model))
         if self._is_tried:

@@ -21,6 +21,7 @@ from gnomon.models.attention import rotary_edge, use_own_attention
 from gnomon.models.contexts import Trace
 from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import Forward
+from gnomon.models.fused_layers import fuse_layers
 from gnomon.models.kv_cache import AlignedCache, HybridCache, LayerState, Prefix, Rows
 from gnomon.models.prefix_tree import Known, PrefixTree, begun_cache
 from gnomon.models.slow import is_attention_only
@@ -96,6 +97,7 @@ class AlignedDecoder:
 
     def __init__(self, model: Any) -> None:
         use_own_attention(model)
+        fuse_layers(model)
         self._forward = Forward(model)
         self._packed = PackedLinears(model)
         self._aligned = AlignedCache(len(DynamicCache(config=model.config).layers))

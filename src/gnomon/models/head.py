@@ -21,6 +21,7 @@ of these, and of all others together (f'), KL = sum p f:
 Where all others together have less than a millionth, they count as a millionth.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,10 +30,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gnomon.core.types import TopLogprobs
-from gnomon.models.cpu.exponential import exp_
 from gnomon.models.cpu.gradient_sum import add, sum_of
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.device import memory_of, round_up
+from gnomon.models.fused_layers import fused
 
 _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""
@@ -190,7 +191,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             found = (largest[chunk], total[chunk], logprobs[chunk], entropy[chunk] if with_entropy else None)
             # Looked up first: what follows may write over the logits.
             own = None if ids is None else logits.gather(1, ids[chunk].long()).float() / temperature
-            _reduce(logits, targets[chunk], found, temperature, is_kept)
+            _reduce(logits, targets[chunk], found, temperature)
             if own is not None and others is not None and pushes is not None:
                 own -= (largest[chunk] + total[chunk].log())[:, None]
                 is_whole = own.shape[1] >= len(weight)
@@ -256,27 +257,30 @@ def _bounded(logits: Tensor, bound: float | None) -> Tensor:
     return logits if bound is None else logits.div_(bound).tanh_().mul_(bound)
 
 
-def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float, is_kept: bool) -> None:
-    """Write the results of rows of ``logits`` into ``found``; the logits may be overwritten unless ``is_kept``."""
+def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float) -> None:
+    """Write the results of rows of ``logits`` into ``found``."""
     kernels = kernels_of(logits)
     if kernels is not None:
         kernels.head(logits, targets, found, temperature)
         return
+    results = fused(_results, logits.device)
     for rows in _blocks(logits):
-        largest, total, logprob, entropy = (None if each is None else each[rows] for each in found)
-        assert largest is not None
-        assert total is not None
-        assert logprob is not None
-        wide = _tempered(logits[rows].to(torch.float32, copy=is_kept), temperature)
-        chosen = wide.gather(1, targets[rows, None])[:, 0]
-        torch.amax(wide, 1, out=largest)
-        wide -= largest[:, None]
-        masses = exp_(wide.clone() if entropy is not None else wide)
-        torch.sum(masses, 1, out=total)
-        normalizer = total.log()
-        if entropy is not None:
-            entropy.copy_(normalizer - torch.linalg.vecdot(masses, wide) / total)
-        logprob.copy_(chosen - largest - normalizer)
+        made = results(logits[rows], targets[rows], temperature, found[3] is not None)
+        for place, each in zip(found, made, strict=True):
+            if place is not None:
+                place[rows] = each
+
+
+def _results(logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> _Found:
+    wide = logits.float() / temperature
+    largest = wide.amax(1)
+    shifted = wide - largest[:, None]
+    masses = shifted.exp()
+    total = masses.sum(1)
+    normalizer = total.log()
+    logprob = shifted.gather(1, targets[:, None])[:, 0] - normalizer
+    entropy = normalizer - (masses * shifted).sum(1) / total if with_entropy else None
+    return largest, total, logprob, entropy
 
 
 def _turn_into_slopes(logits: Tensor, first: int, given: _Given, temperature: float) -> None:
@@ -285,31 +289,21 @@ def _turn_into_slopes(logits: Tensor, first: int, given: _Given, temperature: fl
     if kernels is not None:
         kernels.head_back_(logits, first, given, temperature)
         return
-    width = logits.shape[1]
+    slopes, to_entropy = fused(_slopes, logits.device), given[5]
     for rows in _blocks(logits):
-        targets, largest, total, entropy, g, to_entropy = (each if each is None else each[rows, None] for each in given)
-        assert targets is not None
-        assert largest is not None
-        assert total is not None
-        assert g is not None
-        part = logits[rows]
-        slope = _tempered(part.to(torch.float32), temperature).sub_(largest)
-        if to_entropy is None or entropy is None:
-            exp_(slope).mul_(-g / total)
-        else:
-            _slope_with_entropy(slope, total, g, to_entropy, entropy)
-        places = targets - first
-        is_here = (places >= 0) & (places < width)
-        slope.scatter_add_(1, places.clamp(0, width - 1), torch.where(is_here, g, 0.0))
-        _tempered(slope, temperature)
-        if slope.dtype != part.dtype:
-            part.copy_(slope)
+        targets, *others = (each[rows, None] for each in given[:5])
+        pull = None if to_entropy is None else to_entropy[rows, None]
+        slopes(logits[rows], targets - first, others, pull, temperature)
 
 
-def _slope_with_entropy(shifted: Tensor, total: Tensor, g: Tensor, g_entropy: Tensor, entropy: Tensor) -> None:
-    """Turn x = log p + log total into -p (g + g_entropy (log p + entropy)), in place."""
-    masses = exp_(shifted.clone())
-    shifted.mul_(g_entropy).add_(g_entropy * (entropy - total.log()) + g).mul_(masses).mul_(-1 / total)
+def _slopes(
+    logits: Tensor, places: Tensor, given: Sequence[Tensor], to_entropy: Tensor | None, temperature: float
+) -> None:
+    largest, total, entropy, g = given
+    shifted = logits.float() / temperature - largest
+    pull = g if to_entropy is None else g + to_entropy * (shifted - total.log() + entropy)
+    is_here = places == torch.arange(logits.shape[1], device=logits.device)
+    logits.copy_((torch.where(is_here, g, 0.0) - shifted.exp() / total * pull) / temperature)
 
 
 def _add_at(slopes: Tensor, first: int, tokens: Tensor, values: Tensor) -> None:
@@ -317,10 +311,6 @@ def _add_at(slopes: Tensor, first: int, tokens: Tensor, values: Tensor) -> None:
     places = tokens - first
     is_here = (places >= 0) & (places < slopes.shape[1])
     slopes.scatter_add_(1, places.clamp_(0, slopes.shape[1] - 1), torch.where(is_here, values, 0.0).to(slopes.dtype))
-
-
-def _tempered(wide: Tensor, temperature: float) -> Tensor:
-    return wide if temperature == 1.0 else wide.div_(temperature)
 
 
 def chunk_for(device: torch.device, vocabulary: int) -> int:

@@ -66,11 +66,12 @@ def kernel_for(device: torch.device) -> str:
         raise ConfigError(f"{VARIABLE} must be 'auto' or one of {', '.join(KERNELS)}, got '{asked}'")
     if asked != "auto":
         return asked
-    return "flex" if device.type == "cuda" and _has_triton() else "branches"
+    return "flex" if device.type == "cuda" and has_triton() else "branches"
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether torch.compile can make kernels for a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 

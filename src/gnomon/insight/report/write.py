@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -17,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+import gnomon
 from gnomon.core.atomic_files import real_path, write_durably, write_page
 from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import for_people, without_secrets
@@ -166,7 +166,7 @@ def _page(template: str, context: Mapping[str, Any]) -> str:
     script = (folder / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(MARK)}
-    text = _templates().get_template(template).render(**context, **places, version=version("gnomon"))
+    text = _templates().get_template(template).render(**context, **places, version=gnomon.__version__)
     # Secrets are taken out, and what cannot be seen is spelled out, of texts alone and before style and script come in:
     # the script has to stay what its digest says. What others wrote is escaped, so it cannot say where those belong.
     return _for_people(text).replace(_STYLE, page_style(), 1).replace(_SCRIPT, script, 1)
