@@ -38,7 +38,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "a-star-po": ("algorithm.tracker.n0=2",),
     "dapo": ("algorithm.overlong=none",),
     "dr-grpo": ("algorithm.aggregate.length=3",),
-    "opd": ("algorithm.reference.model=average",),
+    "opd": ("algorithm.reference.model=tiny-sums",),
     "ppo": (TAUGHT_TWICE,),
     "spo": ("algorithm.tracker.n0=2",),
     "vapo": (PRETRAINED, TAUGHT_TWICE),

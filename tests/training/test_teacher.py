@@ -58,15 +58,14 @@ def test_a_student_comes_closer_to_its_teacher(teacher: Path, tmp_path: Path):
 
 
 def test_a_stopped_student_goes_on_bit_for_bit(teacher: Path, tmp_path: Path):
-    """With a teacher by path, and with an average of its own weights, which the checkpoint holds."""
-    for model in (str(teacher), "average"):
-        loaded = load(RANDOM, taught(teacher, f"algorithm.reference.model={model}", "steps=4", "checkpoints.every=2"))
-        whole = train_experiment(loaded, tmp_path / Path(model).name / "whole")
-        with pytest.raises(Stopped):
-            train_experiment(loaded, tmp_path / Path(model).name / "parts", StopRequest(15, after=2))
-        resume(tmp_path / Path(model).name / "parts")
+    """With a teacher by path; an average of its own weights, which the checkpoint holds, is SDFT's below."""
+    loaded = load(RANDOM, taught(teacher, "steps=4", "checkpoints.every=2"))
+    whole = train_experiment(loaded, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_experiment(loaded, tmp_path / "parts", StopRequest(15, after=2))
+    resume(tmp_path / "parts")
 
-        same(trace(whole.directory, 4), trace(tmp_path / Path(model).name / "parts", 4))
+    same(trace(whole.directory, 4), trace(tmp_path / "parts", 4))
 
 
 def test_a_run_as_teacher_is_its_newest_checkpoint(teacher: Path):
