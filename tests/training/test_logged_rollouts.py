@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, UserError
 from gnomon.core.types import GIVEN
+from gnomon.models.load import load_tokenizer
 from gnomon.models.tiny import save_tiny
+from gnomon.tasks.question import ListDataset
 from gnomon.training.api import train_experiment
 from gnomon.training.build_data import questions
 from gnomon.training.logged_rollouts import LoggedRollouts, read_logged, reads_behavior
@@ -208,3 +211,43 @@ def test_a_held_out_prompt_of_a_log_is_left_out(logged: Path):
         group.task.id for group in whole.groups if group.task.prompt != whole.groups[0].task.prompt
     ]
     assert "logged groups have a held-out prompt and are left out" in kept.said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("system=Be brief.", 'set system = "", as there'),
+        ("template_date=2020-01-01", 'set template_date = "'),
+        ("task.phrase=What is {}?", 'set task.phrase = "{}="'),
+        ("chat_template_kwargs.enable_thinking=false", "set no chat_template_kwargs.enable_thinking, as there"),
+    ],
+)
+def test_settings_of_prompts_that_a_log_has_otherwise_are_refused(more: str, said: str, logged: Path):
+    """Logged prompts are not written anew, so a system message would reach held-out questions alone."""
+    experiment = load(RANDOM, [*QUICK, *MORE, f"rollouts_from={logged}", more]).experiment
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_logged(experiment, load_tokenizer(experiment.model), ListDataset("none", ()))
+
+
+def test_other_questions_than_the_logs_are_said(logged: Path):
+    """Another seed asks other held-out questions; the same settings say nothing."""
+    first, second = (
+        questions(load(RANDOM, [*QUICK, *MORE, f"rollouts_from={logged}", *more]).experiment)
+        for more in ([], ["task.seed=1"])
+    )
+
+    assert "of the run that logged" not in "".join(first.said)
+    assert any(said.startswith("task.seed of the run that logged") for said in second.said)
+
+
+def test_a_system_message_of_the_log_must_be_set_again(logged: Path, tmp_path: Path):
+    """The run that logged had one: it is named, and with it the log is read."""
+    place = altered(logged, tmp_path / "log", dict)
+    written = (logged / "experiment.toml").read_text()
+    assert 'system = ""' in written
+    (place.parent / "experiment.toml").write_text(written.replace('system = ""', 'system = "Be brief."'))
+    settings = [*QUICK, *MORE, f"rollouts_from={place}"]
+
+    with pytest.raises(ConfigError, match=re.escape('set system = "Be brief."')):
+        questions(load(RANDOM, settings).experiment)
+    assert isinstance(questions(load(RANDOM, [*settings, "system=Be brief."]).experiment).split.train, LoggedRollouts)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.composition import effective_size
+from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment, load
-from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.errors import ConfigError, DatasetError, shortened
 from gnomon.core.progress import counted
+from gnomon.core.tables import flat, to_table
 from gnomon.core.types import GIVEN, Group, Rollout, Task
 from gnomon.learner.base import Learner
 from gnomon.models.load import Tokenizer, load_tokenizer
@@ -22,6 +24,8 @@ from gnomon.tasks.base import TaskSet
 
 _MEASURED = 64
 """Groups that the effective sample size is measured on."""
+_WORDING = {"prefix", "suffix", "template", "phrase", "prompt_column"}
+"""What a task puts around a question."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
 
     Raises:
         UserError: There are none; they are of other tokens or of another temperature; they have no rewards, no
-            log-probabilities where the algorithm reads them, or not ``algorithm.num_generations`` in each group.
+            log-probabilities where the algorithm reads them, or not ``algorithm.num_generations`` in each group; or
+            this run words prompts otherwise.
     """
     place = Path(str(experiment.rollouts_from))
     place = place / "rollouts" if (place / "rollouts").is_dir() else place
@@ -87,7 +92,8 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
             "step-*.jsonl in it and experiment.toml beside it (records.rollouts = true writes them)"
         )
     source = load(place.parent / "experiment.toml").experiment
-    flaw = tokenizer.difference(load_tokenizer(source.model, experiment.trust_remote_code))
+    theirs = load_tokenizer(source.model, experiment.trust_remote_code)
+    flaw = tokenizer.difference(theirs)
     if flaw is not None:
         raise ConfigError(
             f"rollouts_from = '{place}' has the tokens of '{source.model}', and '{experiment.model}' has others: "
@@ -99,6 +105,9 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
             f"rollouts_from = '{place}' has log-probabilities of temperature {sampled:g}, and this run scores at "
             f"{scored:g}; set sampling.temperature = {sampled:g}"
         )
+    other = _other_prompts(experiment, source, place)
+    if tokenizer.backend.chat_template != theirs.backend.chat_template:
+        other = (*other, "the chat template")
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
     groups = [g for path in counted(files, f"reading {place}", len(files)) for g in _groups(path)]
     kept = [group for group in groups if group.task.prompt not in forbidden]
@@ -106,8 +115,35 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
     if not reads_behavior(experiment.algorithm):
         kept = [replace(group, rollouts=tuple(map(_known, group.rollouts))) for group in kept]
     dropped = len(groups) - len(kept)
-    said = f"{dropped:,} of {len(groups):,} logged groups have a held-out prompt and are left out" if dropped else ""
-    return LoggedRollouts(str(place), tuple(kept), said)
+    said = [f"{dropped:,} of {len(groups):,} logged groups have a held-out prompt and are left out"] * bool(dropped)
+    if other:
+        said.append(
+            f"{', '.join(other)} of the run that logged {place} differ from this run's, which decide about held-out "
+            "questions alone: the prompts that are trained on are those of the log"
+        )
+    return LoggedRollouts(str(place), tuple(kept), "; ".join(said))
+
+
+def _other_prompts(experiment: Experiment, source: Experiment, place: Path) -> tuple[str, ...]:
+    """Return the settings of the questions that differ from the source run's.
+
+    Raises:
+        ConfigError: This run words questions otherwise; prompts of a log are not written anew.
+    """
+    named = ("task", "system", "chat_template_kwargs", "template_date")
+    mine, theirs = (flat({name: to_table(each)[name] for name in named}) for each in (experiment, source))
+    other = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+    asked = [key for key in other if key.startswith("task.")]
+    is_other = any(key.endswith(("kind", ".set", ".generator", ".benchmark")) for key in asked)
+    worded = [k for k in other if k not in asked or (not is_other and k.rpartition(".")[2] in _WORDING)]
+    if worded:
+        was = ", ".join(f"{key} = {spelled(theirs[key])}" if key in theirs else f"no {key}" for key in worded)
+        raise ConfigError(
+            f"rollouts_from = '{place}' has prompts of a run with other settings than this one's, and they are not "
+            f"written anew: set {shortened(was, 300)}, as there, or log rollouts with your settings (train without "
+            "--from)"
+        )
+    return (*asked, *["environment"] * (source.environment is not None))
 
 
 async def said_of_policy(learner: Learner, logged: LoggedRollouts, experiment: Experiment) -> str:
