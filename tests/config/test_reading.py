@@ -249,6 +249,8 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["task=chain_sum", "task.parameters.max_terms=3"],
         ["evaluation.task=gsm8k", "evaluation.sampling.temperature=0.6"],
         ["algorithm=mine.py:ALGORITHM"],
+        ["algorithm=mine.py:ALGORITHM", "algorithm.keep.most=3"],
+        ["algorithm.keep={piece='mine.py:Keep', most=3}"],
         ["algorithm.surrogate.trust.high=0.3", "n=4", "trainer.save_freq=5"],
         ["records.sinks=['wandb']", "learner.optimizer={learning_rate=1e-3}"],
         ['rewards=[{kind="numeric", weight=2.0}]', 'environment={kind="class", use="mine.py:Own"}'],

@@ -1,5 +1,6 @@
 """The reference of the configuration: every setting, with a meaning, and a page that is up to date."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,24 @@ def test_another_librarys_name_finds_the_setting(alias: str):
         ("rewards.0.weight", "rewards.N.weight"),
         ("group_size", "algorithm.num_generations"),
         ("warmup_steps", "learner.optimizer.warmup_steps"),
+        ("algorithm.critic.pretraining.patience", "algorithm.critic.pretraining.patience"),
     ],
 )
 def test_a_setting_is_found_by_path_by_name_and_as_typed(key: str, first: str):
     """A path, its last name, a number in a list, and the form of a command line option name one setting."""
     assert named(key)[0].key == first
+
+
+def test_a_part_of_an_algorithm_lists_its_settings_where_one_class_fits():
+    """`gnomon config algorithm.reference` has the reference's fields; of a surrogate, the pieces are named alone."""
+    algorithm = load("tiny", ["algorithm=vapo"]).experiment.algorithm
+    for part in ("ratio", "updates", "reference", "critic"):
+        found = [setting.key for setting in named(f"algorithm.{part}")]
+        assert found[0] == f"algorithm.{part}"
+        assert {f"algorithm.{part}.{f.name}" for f in fields(getattr(algorithm, part))} <= {*found}
+
+    assert len(named("algorithm.surrogate")) == 1
+    assert not [s.key for s in settings() if s.key.startswith("algorithm.") and s.key.endswith(".kind")]
 
 
 def test_an_unknown_setting_has_the_nearest_name_and_no_list_of_all():

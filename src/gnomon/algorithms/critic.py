@@ -26,6 +26,7 @@ class Pretraining:
     Attributes:
         steps: Most rollout batches of the phase, >= 1.
         explained_variance: In (0, 1], or none to make all steps.
+        patience: Batches in a row that must reach it, at least 1.
         frozen_trunk: Whether only the head learns in this phase; a shared trunk must be frozen, as the policy is.
 
     Source: VC-PPO, arXiv 2503.01491; 50 steps, VAPO, arXiv 2504.05118; the frozen trunk is the review's.
@@ -59,8 +60,9 @@ class CriticConfig:
             token of the chosen one shall be above that of the other. No policy learns then.
         order: "after", advantages are of the critic that had not seen the batch; "before", the critic is taught the
             batch first, and what is left of its error, already partly explained away, becomes the advantage.
+        pretraining: A phase before the first step in which the critic learns alone.
         trust_remote_code: Whether the own code of the model in ``initial`` may run; set it only for code that you have
-        read.
+            read.
 
     Source: PPO, arXiv 1707.06347; VAPO, arXiv 2504.05118; shared trunk and "before" are those of a review of it.
     """

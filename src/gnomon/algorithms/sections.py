@@ -299,7 +299,10 @@ class SelfImitationBuffer:
         capacity: Responses kept, the best by reward, newer before older.
         per_prompt: Most responses of one prompt.
         above: Only rewards greater than this enter.
-        every, rows, updates: At least 1.
+        every: Training steps between two imitations.
+        rows: Responses that an update draws.
+        updates: Optimizer steps of an imitation.
+        weigh: "all" weighs each response 1, "surplus" by (R - V)_+.
         learning_rate_ratio: Learning rate as a multiple of the policy's, > 0.
         value_coefficient: With "surplus", coefficient of ((R - V)_+)^2 / 2 in the critic's loss.
 

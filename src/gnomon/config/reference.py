@@ -119,16 +119,20 @@ def named(key: str) -> tuple[Setting, ...]:
 
 
 def _of(cls: type, path: str, kind: str) -> Iterator[Setting]:
-    """Return the settings of ``cls``, which stands at ``path``; tasks within tasks and evaluations are as ``task``."""
-    hints, meanings = get_type_hints(cls), attributes(cls)
+    """Return the settings of ``cls``, which stands at ``path``; tasks within tasks and evaluations are as ``task``.
+
+    Of a piece of an algorithm they are given where one class alone fits; `gnomon algorithms PIECE` has the others.
+    """
+    hints, meanings, is_piece = get_type_hints(cls), attributes(cls), f"{path}.".startswith("algorithm.")
     for f in fields(cls):
         if not f.init or (f.name == "kind" and kind):
             continue
         is_reward = f.name == "verifier"  # a reward's settings stand beside its weight
         key = path if is_reward else ".".join(filter(None, [path, f.name, "N" * (f.name in ("rewards", "parts"))]))
-        below = _classes(hints[f.name]) if cls is not Algorithm or f.name == "updates" else []
+        below = _classes(hints[f.name])
+        below = below if len(below) < 2 or not is_piece else []
         if not is_reward:
-            said = kind_of(hints[f.name]) if cls is Algorithm else _type(hints[f.name])
+            said = kind_of(hints[f.name]) if is_piece else _type(hints[f.name])
             bound = bounds_of(cls).get(f.name, "")
             yield Setting(key, said, _default(f), meanings.get(f.name, ""), kind, _aliases(key), bound)
         if f.name == "task" and path:
