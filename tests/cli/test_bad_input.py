@@ -194,6 +194,9 @@ def test_experiments_that_cannot_be_read(place: Path, capsys: Capture):
 
     assert "cannot read the experiment gone.toml: No such file" in refused(capsys, "train", "gone.toml")
     assert "unknown experiment 'tinny'; did you mean 'tiny'?" in refused(capsys, "train", "tinny")
+    assert refused(capsys, "plan", "grpo").endswith(". 'grpo' is an algorithm: quickstart algorithm=grpo\n")
+    for model, recipe in (("tiny-sums", "tiny"), ("Qwen/Qwen3-1.7B", "quickstart"), (".", "quickstart")):
+        assert refused(capsys, "train", model).endswith(f". A model is a setting: {recipe} model={model}\n")
     assert re.search(r"broken.toml is not TOML: .*line 2", refused(capsys, "train", "broken.toml"))
     assert "binary.toml is not UTF-8 text" in refused(capsys, "train", "binary.toml")
     assert 'missing algorithm; write algorithm = "grpo"' in refused(capsys, "train", "empty.toml")

@@ -38,13 +38,16 @@ def show(result: "Result", as_json: bool) -> int:
         f"model   {result.model}",
         *([f"critic  {result.model / 'critic'}"] if (result.model / "critic").is_dir() else []),
         *([f"report  {page}"] if (page := result.directory / "report.html").is_file() else []),
-        f"next    {called} evaluate {typed}{'' if is_greedy or is_measured or ranks else ' --samples 4'}",
-        *([f"        {called} train EXPERIMENT {rewards}"] if ranks else []),
-        *([f"        {called} train EXPERIMENT model={typed}"] if is_measured else []),
-        f"        {called} export {typed} my-model",
+    ]
+    following = [
+        *([f"evaluate {typed}{'' if is_greedy or is_measured or ranks else ' --samples 4'}"] if evaluations else []),
+        *([f"train EXPERIMENT {rewards}"] if ranks else []),
+        *([f"train EXPERIMENT model={typed}"] if is_measured else []),
+        f"export {typed} my-model",
     ]
     if "quickstart" in result.directory.name:
-        lines.append(f"        {called} train quickstart algorithm=spo algorithm.tracker.initial=prior")
+        following.append("train quickstart algorithm=spo algorithm.tracker.initial=prior")
+    lines += [f"{'' if place else 'next':8}{called} {verb}" for place, verb in enumerate(following)]
     print("\n".join(lines))
     return 0
 

@@ -76,15 +76,26 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return tomllib.loads(known[str(source)])
     path = Path(source)
     if path.suffix != ".toml" and not os.path.exists(path):
-        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file")
+        raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file{_setting(path)}")
     try:
         return parse_toml(read_plain(path).decode("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}{_setting(path)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _setting(path: Path) -> str:
+    """Return what to type for an algorithm or a model where an experiment is expected; nothing for another name."""
+    name = str(path)
+    if name in known_names()["algorithms"]:
+        return f". '{name}' is an algorithm: quickstart algorithm={name}"
+    having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]
+    if having or path.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return f". A model is a setting: {min(having, key=len, default='quickstart')} model={name}"
+    return ""
 
 
 def as_json(value: Any) -> Any:

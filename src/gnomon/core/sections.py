@@ -215,13 +215,15 @@ class EvalSampling:
 
         >>> EvalSampling(top_p=0.95).words(SamplingConfig())
         "temperature 1 (training's), top_p 0.95, at most 64 tokens (training's)"
+        >>> EvalSampling(max_completion_length=1).words(SamplingConfig())
+        "temperature 1 (training's), at most 1 token"
         """
         drawn = {**vars(training), **self.given}
         said = [f"temperature {drawn['temperature']:g}{self._origin('temperature')}"]
         for name, none in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
             if drawn[name] != none:
                 said.append(f"{name} {drawn[name]:g}{self._origin(name)}")
-        most = f"at most {drawn['max_completion_length']:,} tokens"
+        most = f"at most {(length := drawn['max_completion_length']):,} token{'s'[: length != 1]}"
         said.append(most + self._origin("max_completion_length"))
         if ends := SamplingConfig(stop=drawn["stop"]).stop_strings:
             said.append(f"until {' or '.join(map(repr, ends))}{self._origin('stop')}")
