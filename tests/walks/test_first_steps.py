@@ -9,14 +9,14 @@ from experiments.claims.exact_rates import success_rates
 from gnomon.config.experiment import load
 from gnomon.models.hf_names import HfNames, as_folder
 from gnomon.models.load import check_weights, load_model
-from gnomon.models.tiny import tiny_tokenizer
+from gnomon.models.tiny import TAUGHT, tiny_tokenizer
 from gnomon.records.jsonl import read_rows
 from gnomon.tasks.build import build
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.training.api import train_experiment
 
 
-def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path: Path):
+def test_the_model_answers_one_sum_in_seven(tmp_path: Path):
     """The exact chance over all sums is a seventh; other programs get the same weights; nothing is read on meta."""
     tasks = build(load("tiny").experiment.task, ChatRenderer(tiny_tokenizer()))
     different = list({task.text: task for task in (tasks[n] for n in range(len(tasks)))}.values())
@@ -25,12 +25,20 @@ def test_the_model_answers_one_sum_in_seven_and_says_that_it_was_taught(tmp_path
 
     assert len(rates) == 100
     assert sum(rates) / len(rates) == pytest.approx(1 / 7, abs=0.01)
-    assert check_weights("tiny-sums") == (
-        "model 'tiny-sums' is 'tiny' taught beforehand: of the sums of two digits it answers one in seven rightly",
-    )
+    assert check_weights("tiny-sums") == ()
     again = load_model(as_folder("tiny-sums", tmp_path / "model"), torch.float32).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
     assert HfNames("tiny-sums").is_plain
+
+
+def test_the_first_minute_has_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """That the model was taught is a note, for nothing is wrong."""
+    few = ["steps=1", "rollouts_per_step=16", "evaluation.samples=1", "evaluation.before=false", "held_out.size=5"]
+    train_experiment(load("tiny", few), tmp_path / "run")
+
+    said = capsys.readouterr().err.splitlines()
+    assert TAUGHT in said
+    assert [line for line in said if line.startswith("warning")] == []
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
 from gnomon.models.quantized import quantize
-from gnomon.models.tiny import TINY, TINY_MODELS, TINY_SUMS, tiny_model, tiny_tokenizer
+from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
 from gnomon.models.weight_files import Read, Writer, folder_writer
@@ -127,10 +127,6 @@ def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]
 def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str, ...], Mapping[str, Header]]:
     """Do `check_weights` by headers alone; return remarks and headers. Raises as `check_weights` does."""
     check_model(name, trust_remote_code)
-    if name == TINY_SUMS:
-        return (
-            f"model '{name}' is '{TINY}' taught beforehand: of the sums of two digits it answers one in seven rightly",
-        ), {}
     folder = None if name in TINY_MODELS else local_folder(name)
     if folder is None or not weight_files(folder):
         return (), {}

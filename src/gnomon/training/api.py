@@ -40,6 +40,7 @@ from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import write_merged
 from gnomon.models.lora import is_adapter
 from gnomon.models.slow import falls_told
+from gnomon.models.tiny import TAUGHT, TINY_SUMS
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -135,6 +136,8 @@ def train_experiment(
         directory = _new_directory(experiment, run_dir, inherited)
         stack.callback(directory.close)
         write_durably(directory.experiment, written.encode())
+        if experiment.model == TINY_SUMS:
+            console.say(TAUGHT)
         if asked.split.dropped:
             console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
         try:
