@@ -19,6 +19,7 @@ from gnomon.training.evaluate import read_evaluations
 
 Capture = pytest.CaptureFixture[str]
 
+LIMIT = RunLimit(300, "tokens")
 TINY = (RANDOM, "task.highest=9", "held_out.size=12", "rollouts_per_step=64", "grading.workers=1")
 
 
@@ -40,9 +41,11 @@ def parsed(capsys: Capture, command: list[str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two algorithms and two seeds, trained in this process, where a comparison looks for them."""
-    folder = tmp_path_factory.mktemp("compare") / "study"
-    design = Design.of(RANDOM, TINY[1:], ["grpo", "p3o"], 2, RunLimit(300, "tokens"))
-    folder.mkdir()
+    return trained(tmp_path_factory.mktemp("compare"), Design.of(RANDOM, TINY[1:], ["grpo", "p3o"], 2, LIMIT))
+
+
+def trained(folder: Path, design: Design) -> Path:
+    """Train a comparison's runs in this process, where a command looks for them, and return their folder."""
     write_json(folder / "study.json", {"format": FORMAT, "terms": design.terms()})
     for entrant in design.entrants:
         for seed in design.seed_numbers():
@@ -95,6 +98,17 @@ def test_another_budget_is_another_comparison(study: Path, capsys: Capture):
     """What differs is named, and nothing starts."""
     assert main(asked(study, "--seeds", "2", limit=("--budget", "700"))) == 2
     assert "holds another comparison: limit is [300, 'tokens'] there and [700, 'tokens']" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_made_no_step_is_not_compared(tmp_path: Path, capsys: Capture):
+    """Initial values of one token an answer would fit the budget, and theirs did not: SPO was never trained."""
+    few = ("task.size=30", "sampling.max_completion_length=4", "rollouts_per_step=16")
+    trained(tmp_path, Design.of(RANDOM, [*TINY[1:], *few], ["grpo", "spo"], 1, LIMIT))
+
+    assert main(asked(tmp_path, *few, "--seeds", "1", algorithms="grpo,spo")) == 1
+    assert "spo: 300 generated tokens were spent before the first step" in capsys.readouterr().err
+    assert not (tmp_path / "compare.html").exists()
 
 
 @pytest.mark.slow

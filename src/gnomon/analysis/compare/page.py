@@ -171,8 +171,6 @@ def _spending(found: Comparison) -> Iterator[str]:
             )
         if cost.steps == 1 and found.setting.unit != "steps":
             yield f"{standing.name} made a single step, which spent its budget: that says next to nothing of learning."
-        if cost.steps == 0:
-            yield f"{standing.name} made no step: its budget was spent before the first."
     least, most = (f([s.cost.tokens for s in found.standings]) for f in (min, max))
     if found.setting.unit == "tokens" and most > least * (1 + _SAME_COST):
         yield (

@@ -71,6 +71,11 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     lost = [entrant.name for entrant in design.entrants if entrant.name not in {run.algorithm for run in runs}]
     if lost:
         raise RunError(f"no run of {', '.join(lost)} finished, so there is nothing to compare with:\n{failures}")
+    if idle := sorted({run.algorithm for run in runs if not run.cost.steps}):
+        raise RunError(
+            f"{', '.join(idle)}: {design.limit} were spent before the first step, for initial values or a critic, so "
+            "nothing was learned that could be compared; give more, or leave it out"
+        )
     runs.sort(key=lambda run: list(plans).index(run.algorithm))
     found = summarize(setting, runs, failures)
     write_json(folder / NUMBERS, found.as_row())
