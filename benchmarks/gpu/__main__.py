@@ -1,8 +1,8 @@
 """One GPU, one command, ten minutes: ``python -m benchmarks.gpu FOLDER`` writes ``gpu.json`` and ``gpu.md`` there.
 
 First what the device can do at most (ceilings.py), then what must hold (laws.py), each choice of a kernel against its
-alternatives (kernels.py), then whole GRPO steps of Qwen3-shaped
-models with random weights (step.py): 32 prompts of 128 tokens, 8 answers of 1,024 tokens to each. Needs torch,
+alternatives (kernels.py), then whole GRPO steps of Qwen3-shaped models with random weights (step.py): 32 prompts of 128
+tokens, 8 answers of 1,024 tokens to each; then updates of the largest with larger micro-batches. Needs torch,
 transformers and peft, no network and no tokenizer; from a checkout: ``PYTHONPATH=src``. Each part is a process of its
 own with a time limit, and both files are written anew whenever a part says something, so whatever happens there is a
 result. ``--quick --device cpu`` runs all of it small.
@@ -25,7 +25,15 @@ HERE = Path(__file__).resolve().parent
 MARK = "RESULT "
 MODELS = ("0.6b", "1.7b", "8b")
 QUICK_MODELS = ("small", "small-lora")
-SECONDS = {"ceilings": 60.0, "laws": 120.0, "kernels": 90.0, "0.6b": 120.0, "1.7b": 140.0, "8b": 200.0}
+SECONDS = {
+    "ceilings": 60.0,
+    "laws": 120.0,
+    "kernels": 90.0,
+    "0.6b": 120.0,
+    "1.7b": 140.0,
+    "8b": 200.0,
+    "budgets": 120.0,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_part(given)
     given.folder.mkdir(parents=True, exist_ok=True)
     began, report = time.monotonic(), _heading(given)
-    for part in ("ceilings", "laws", "kernels", *given.models.split(",")):
+    for part in ("ceilings", "laws", "kernels", *given.models.split(","), "budgets"):
         left = given.limit - (time.monotonic() - began)
         limit = min(left, SECONDS.get(part, 120.0))
         if limit < 5:
@@ -119,7 +127,7 @@ def _run_part(given: argparse.Namespace) -> int:
     from benchmarks.gpu.ceilings import Work, measure
     from benchmarks.gpu.kernels import compare
     from benchmarks.gpu.laws import laws
-    from benchmarks.gpu.step import run_model
+    from benchmarks.gpu.step import compare_budgets, run_model
     from gnomon.models.device import resolve_device
 
     device = resolve_device(given.device)
@@ -138,6 +146,9 @@ def _run_part(given: argparse.Namespace) -> int:
     elif given.part == "kernels":
         for name, row in compare(device, _precision(device), given.quick):
             say(name, row)
+    elif given.part == "budgets":
+        name, work = ("small-lora", Work(3, 2, 7, 12)) if given.quick else ("8b", Work(16, 8, 128, 256))
+        compare_budgets(name, work, device, _precision(device), say)
     else:
         work = Work(3, 2, 7, 12) if given.quick else Work(32, 8, 128, 1024)
         say("work", asdict(work))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import draw_key
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, default_budget
 from gnomon.models.device import finish
 from gnomon.rollouts.collate import collate
 
@@ -49,6 +50,35 @@ def run_model(name: str, work: Work, device: torch.device, dtype: torch.dtype, s
     bytes_needed = few.decode_bytes(shape, model, dtype.itemsize)
     say("warm decode of 8", {"seconds": seconds, "tokens": few.tokens, "decode_bytes": bytes_needed})
     asyncio.run(engine.close())
+
+
+def compare_budgets(name: str, work: Work, device: torch.device, dtype: torch.dtype, say: Say) -> None:
+    """Time an update with micro-batches of 1, 2, 4 and 8 times the tokens that a run takes by itself."""
+    model = make(SHAPES[name], device, dtype)
+    engine = LocalEngine(model, work.rows)
+    answers, _ = asyncio.run(generate(engine, work, device, 0))
+    asyncio.run(engine.close())
+    batch = collate(graded(answers, work), 1.0)
+    batch = replace(batch, proximal=batch.behavior)
+    own = default_budget(model)
+    for tokens in (own, 2 * own, 4 * own, 8 * own):
+        plan = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-6), max_tokens_per_micro_batch=tokens)
+        try:
+            learner = TorchLearner(model, plan, 10)
+            for _ in range(2):  # the first compiles
+                reset_peak(device)
+                finish(device)
+                began = time.perf_counter()
+                asyncio.run(_update(learner, batch))
+                finish(device)
+            found = {"seconds": time.perf_counter() - began, "peak_bytes": peak(device)}
+            say(
+                f"update, {name}: {tokens:,} tokens a micro-batch",
+                found | {"needed_flops": work.update_flops(SHAPES[name], model)},
+            )
+        except torch.OutOfMemoryError:
+            say(f"update, {name}: {tokens:,} tokens a micro-batch", {"left out": "out of memory"})
+            return
 
 
 async def _step(engine: LocalEngine, learner: TorchLearner, work: Work, device: torch.device, say: Say) -> None:

@@ -36,14 +36,14 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         rest = ", ".join(f"{key} {_short(value)}" for key, value in found.items() if key != "holds")[:300]
         yield f"| {name} | {'yes' if found['holds'] else '**no**'} | {rest} |"
     yield ""
-    yield from _choices(parts.get("kernels", {}), limits)
+    yield from _choices({**parts.get("kernels", {}), **parts.get("budgets", {})}, limits)
     yield (
         "| model | step | whole s | generate s | tokens/s | of the memory's speed | score s | update s | "
         "MFU (measured) | MFU (nominal) | peak GiB | engine to learner |"
     )
     yield "|" + "---|" * 12
     for name, part in parts.items():
-        if name not in ("laws", "ceilings", "kernels"):
+        if name not in ("laws", "ceilings", "kernels", "budgets"):
             yield from _rows(name, part, limits)
     yield ""
     yield (
