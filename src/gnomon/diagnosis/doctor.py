@@ -101,7 +101,7 @@ class Doctor:
             summary=alarm.summary,
             evidence={key: float(f"{value:.6g}") for key, value in alarm.evidence.items()},
             meaning=alarm.meaning,
-            advice=tuple(alarm.advice),
+            advice=tuple(advice for advice in alarm.advice if not self._facts.has(advice)),
             samples=known.samples if known is not None and is_told else _samples(step, alarm, answers(step)),
         )
         return not is_told

@@ -1,5 +1,6 @@
 """The settings that rules need, read from an unchecked experiment table."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class Facts:
         weights: Weights of the reward's components by name, in their order. The first one is the run's main objective.
         preset: The algorithm's name.
         initial: Initial values of a tracker; "" without a tracker.
+        table: The experiment's table.
         is_supervised: Whether answers are trained on that the run does not sample: the dataset's, or logged ones.
     """
 
@@ -39,6 +41,7 @@ class Facts:
     weights: Mapping[str, float] = field(default_factory=dict)
     preset: str = ""
     initial: str = ""
+    table: Mapping[str, Any] = field(default_factory=dict, repr=False)
     is_supervised: bool = False
 
     @classmethod
@@ -63,7 +66,21 @@ class Facts:
             preset=_at(table, "algorithm.name", ""),
             is_supervised=samples != "policy" or _at(table, "rollouts_from", "") != "",
             initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
+            table=table,
         )
+
+    def has(self, advice: str) -> bool:
+        """Return whether the run has the one setting that an advice names.
+
+        >>> facts = Facts.of({"algorithm": {"name": "spo", "correction": {"piece": "TruncatedIS"}}})
+        >>> [facts.has(f'algorithm{key}: why') for key in ('.correction = "TruncatedIS"', ' = "spo"', ' = "dapo"')]
+        [True, True, False]
+        """
+        named = re.match(r'([\w.]+) = "([\w-]+)"(?! or|,)', advice)
+        if named is None or advice.count(' = "') > 1:
+            return False
+        found = reach(self.table, named[1])
+        return named[2] in ((found.get("piece"), found.get("name")) if isinstance(found, Mapping) else (found,))
 
 
 def _weights(rewards: Sequence[Any]) -> dict[str, float]:
