@@ -432,3 +432,17 @@ def test_other_numbers_of_a_file_are_finite(key: str, value: str):
         ConfigError, match=rf"= {value} is no finite number|= nan: expected a number|must be .* got {value}"
     ):
         load("tiny", ["algorithm=dapo", f"{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"surrogate": PolicyGradient(Cap(2.0), negative=0.5)}, "surrogate.negative `builtins:float` has no __call__"),
+        ({"advantage": Whitened(of=0.5)}, "advantage.of `builtins:float` has no "),
+    ],
+    ids=["a bound", "an advantage"],
+)
+def test_a_number_in_the_place_of_a_pieces_part_is_refused(changes: dict[str, Any], said: str):
+    """Made in Python no table is read, so the composition looks at parts of pieces, too."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        replace(GRPO, **changes)

@@ -233,3 +233,9 @@ def test_what_is_wrong_with_an_experiment_made_in_python_is_said(given: dict[str
     """In the words of a file, when it is made."""
     with pytest.raises(ConfigError, match=said):
         Experiment(**{"model": "tiny", "task": "arithmetic", "algorithm": "grpo", **given})
+
+
+def test_a_wrong_place_of_an_answer_names_the_key_that_was_typed():
+    """`extract` is written as `within`, which the user never typed."""
+    with pytest.raises(ConfigError, match=r"rewards: unknown extract 'last_bx'.*'last_box'"):
+        load("tiny", ['rewards=[{kind="numeric", extract="last_bx"}]'])

@@ -66,19 +66,25 @@ def check_finite(piece: Any, path: str = "algorithm") -> None:
             )
 
 
-def check_places(algorithm: Composition) -> None:
-    """Check that every part of an algorithm is of a kind that its place takes.
+def check_places(piece: Any, path: str = "") -> None:
+    """Check that every part of an algorithm, and of its pieces, is of a kind that its place takes.
+
+    Args:
+        piece: A composition, or a piece of one.
+        path: Where it stands; "" for a composition.
 
     Raises:
         ConfigError: The message names the place, what stands there and the protocol's line.
     """
-    for name, allowed in _places().items():
-        value = getattr(algorithm, name)
-        is_list = name == "regularizers"
+    cls: Any = Composition if isinstance(piece, Composition) else type(piece)
+    for name, (allowed, is_list) in _places(cls).items():
+        value, at = getattr(piece, name), f"{path}.{name}".lstrip(".")
         if is_list and not isinstance(value, tuple):
-            raise ConfigError(f"algorithm.{name} is a tuple of pieces, got {type(value).__name__}")
-        for number, piece in enumerate(value if is_list else (value,)):
-            _check(f"{name}.{number}" if is_list else name, piece, allowed)
+            raise ConfigError(f"algorithm.{at} is a tuple of pieces, got {type(value).__name__}")
+        for number, each in enumerate(value if is_list else (value,)):
+            _check(f"{at}.{number}" if is_list else at, each, allowed)
+            if is_dataclass(each) and type(each).__module__.startswith(f"{__package__}."):
+                check_places(each, f"{at}.{number}" if is_list else at)
 
 
 def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
@@ -106,14 +112,17 @@ def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
 
 
 @functools.cache
-def _places() -> dict[str, tuple[Any, ...]]:
-    """Return the kinds that each place of an algorithm takes, for places that take pieces."""
-    found = {}
-    for name, hint in get_type_hints(Composition).items():
-        inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
+def _places(cls: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
+    """Return the kinds that each place of a class takes and whether it is a list, for places that take pieces."""
+    found, hints = {}, get_type_hints(cls)
+    for name in (f.name for f in fields(cls)):
+        is_list = get_origin(hints[name]) is tuple
+        inner = get_args(hints[name])[0] if is_list else hints[name]
         allowed = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
-        if any(isinstance(kind, type) and kind.__module__.startswith(f"{__package__}.") for kind in allowed):
-            found[name] = allowed
+        if all(isinstance(kind, type) for kind in allowed) and any(
+            kind.__module__.startswith(f"{__package__}.") for kind in allowed
+        ):
+            found[name] = allowed, is_list
     return found
 
 

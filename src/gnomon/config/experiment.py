@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 
@@ -42,6 +42,7 @@ from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig, is_adapter, read_adapter_config
+from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed
 from gnomon.rewards.sandbox.packages import check_names
@@ -738,6 +739,8 @@ def _reward(table: Any) -> Any:
         return table
     own = {key: table[key] for key in ("weight", "name", "within", "must_end") if key in table}
     if "extract" in table and table.get("kind") not in ("parsable", "reasoning"):
+        if table["extract"] not in get_args(Where):
+            raise ConfigError(f"rewards: {unknown('extract', str(table['extract']), get_args(Where))}")
         own["within"] = table["extract"]
         table = {key: value for key, value in table.items() if key != "extract"}
     return {"verifier": {key: value for key, value in table.items() if key not in own}, **own}
