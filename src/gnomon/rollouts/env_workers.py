@@ -13,6 +13,7 @@ from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
 from gnomon.core.processes.server import Channel
 from gnomon.core.progress import working
 from gnomon.core.types import EndedBy
+from gnomon.rewards.sandbox.container import ENGINE_VARIABLES
 from gnomon.tasks.environment import EnvironmentConfig
 
 T = TypeVar("T")
@@ -243,5 +244,6 @@ def _described(channel: Channel) -> dict[str, Any] | None:
 
 def environment_fork_server(plan: EnvironmentConfig) -> ForkServer:
     """Return a fork server, not yet open, of processes that run the environment."""
-    limits = Limits(memory_gib=plan.memory_gib or None, environment=plan.variables)
+    engines = ENGINE_VARIABLES if plan.container else ()
+    limits = Limits(memory_gib=plan.memory_gib or None, environment=(*plan.variables, *engines))
     return ForkServer(WorkerProgram("gnomon.tasks.env_server", plan, "the environment", plan.names), limits)

@@ -17,6 +17,7 @@ from gnomon.rewards.sandbox.selftest import Kind, choose
 LONGEST_OUTPUT = 4000
 """Characters of output that the policy sees: the beginning and the end of more."""
 ENDED = "[the interpreter ended, and what it defined is gone]"
+CONTAINER_ENDED = "[the container ended; the next call begins in a new one]"
 
 _SHARE = 0.8  # of a reply's time: the sandbox ends the program before the host is ended
 
@@ -75,10 +76,10 @@ def kept(sandbox: LinuxSandbox) -> PythonTool:
 
 
 class ContainerTools:
-    """The tools of one rollout over one container, which begins with the first call or file."""
+    """The tools of one rollout over one container; a new one has the row's files again."""
 
     def __init__(self, sandbox: ContainerSandbox) -> None:
-        self._sandbox, self._open = sandbox, list[Container]()
+        self._sandbox, self._open, self._files = sandbox, list[Container](), dict[str, bytes]()
 
     async def python(self, code: str) -> str:
         """Run a Python program and return what it prints. Files are kept from one call to the next, variables are not.
@@ -96,14 +97,14 @@ class ContainerTools:
         """
         return await self._shown(lambda: self._container().run(["sh", "-c", command]))
 
-    def put(self, files: dict[str, str]) -> None:
-        """Write files into the container.
+    def begin(self, files: dict[str, str]) -> None:
+        """Start the container and write files into it.
 
         Raises:
             OSError, NotRun: As `Container`.
         """
-        for path, text in files.items():
-            self._container().put(path, text.encode(errors="replace"))
+        self._files = {path: text.encode(errors="replace") for path, text in files.items()}
+        self._container()
 
     def end(self) -> None:
         """Remove the container."""
@@ -113,10 +114,16 @@ class ContainerTools:
     def _container(self) -> Container:
         if not self._open:
             self._open.append(Container(self._sandbox))
+            for path, content in self._files.items():
+                self._open[0].put(path, content)
         return self._open[0]
 
     async def _shown(self, run: Callable[[], Outcome]) -> str:
-        return shown(await asyncio.to_thread(run))
+        outcome = await asyncio.to_thread(run)
+        if not self._container().is_ended:
+            return shown(outcome)
+        self.end()
+        return f"{shown(outcome)}\n{CONTAINER_ENDED}"
 
 
 def over(sandbox: Sandbox) -> Callable[[str], Awaitable[str]]:

@@ -230,16 +230,20 @@ class Tools:
         self._fits = {s["function"]["name"]: s for s in self.schemas}
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
-        """Reset the environment whose methods are tools, if there is one; write the row's files.
+        """Start the container with the row's files; reset the environment whose methods are tools, if there is one.
+
+        A container that starts slowly is thereby no fault of an answer's.
 
         Raises:
             ToolRaised: A file cannot be written, or the container does not start.
         """
-        if self._container and self._plan.image_files:
+        if self._container:
             try:
-                await asyncio.to_thread(self._container.put, columns[self._plan.image_files])
-            except (KeyError, AttributeError, TypeError, OSError, NotRun) as error:
-                raise ToolRaised(f"the column '{self._plan.image_files}': {exception_text(error)}") from error
+                await asyncio.to_thread(self._container.begin, _files(columns, self._plan.image_files))
+            except NotRun as error:
+                raise ToolRaised(f"no container of '{self._plan.image}' starts: {error}") from error
+            except OSError as error:
+                raise ToolRaised(f"a file of the column '{self._plan.image_files}' is not written: {error}") from error
         return EnvReply() if self._environment is None else await reset(self._environment, prompt, columns)
 
     async def reply(self, text: str) -> EnvReply:
@@ -273,6 +277,21 @@ class Tools:
                 raise ToolRaised(f"{call.name}: {exception_text(error)}") from error
             return f"error: {type(error).__name__}: {error}"
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+
+
+def _files(columns: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return what a row's column holds; an entry of None is none, as Arrow fills what a row has not."""
+    if not name:
+        return {}
+    if name not in columns:
+        raise ToolRaised(f"image_files = '{name}': there is no such column; there are {', '.join(map(str, columns))}")
+    files = {} if columns[name] is None else columns[name]
+    if isinstance(files, dict):
+        files = {path: text for path, text in files.items() if text is not None}
+        if all(isinstance(t, str) and isinstance(p, str) and p and "\0" not in p for p, t in files.items()):
+            return files
+    form = 'write {"/tmp/name": "text"}: paths and texts'
+    raise ToolRaised(f"image_files = '{name}': the column holds {str(files)[:80]!r}; {form}")
 
 
 def check_tools(plan: EnvironmentConfig) -> None:

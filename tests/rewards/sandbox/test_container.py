@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from gnomon.core.errors import ConfigError
 from gnomon.rewards.sandbox.audit import attack
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.rewards.sandbox.container import Container, ContainerSandbox
-from gnomon.rewards.sandbox.hostile import FILES, NETWORK, RESOURCES, SECRETS, TIMING
+from gnomon.rewards.sandbox.hostile import ALL
+from gnomon.rollouts.env_workers import environment_fork_server
 from gnomon.tasks.environment import EnvironmentConfig
-from gnomon.tasks.tools import Tools, check_tools
+from gnomon.tasks.python_tool import CONTAINER_ENDED
+from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 
-IMAGE = "gnomon-test"
+IMAGE = f"gnomon-test-{os.getpid()}"
 BOUNDS = SandboxLimits(wall_seconds=5.0, memory_mib=256, output_kib=256, files_mib=16, threads=64)
 
 
@@ -62,7 +65,7 @@ def test_the_command_leaves_nothing_open():
     opened = " ".join(ContainerSandbox("podman", "x", BOUNDS, True, True).command("n"))
 
     for part in (
-        "--network none", "--read-only", "--user 65534:65534", "--cap-drop all", "no-new-privileges", "--memory 256m",
+        "--network none", "--read-only", "--user 65533:65533", "--cap-drop all", "no-new-privileges", "--memory 256m",
         "--memory-swap 256m", "--pids-limit 64", "fsize=16777216", "/tmp:size=16m", "--rm", "--pull never",
     ):  # fmt: skip
         assert part in closed
@@ -86,6 +89,62 @@ def test_settings_that_say_nothing_are_refused(settings, said):
     """An engine needs an image and a tool that runs in it; the tool shell needs an engine."""
     with pytest.raises(ConfigError, match=said):
         EnvironmentConfig(kind="tools", **settings)
+
+
+TOOLS = EnvironmentConfig(kind="tools", tools=("python", "shell"), sandbox="podman", image="x", image_files="files")
+WITHOUT = {"sandbox": "auto", "image": "", "image_files": "", "tools": ("python",)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"answer": "4"}, "no such column; there are answer"),
+        ({"files": ["/tmp/a"]}, r"holds \"\['/tmp/a'\]\"; write"),
+        ({"files": {"/tmp/a": 1}}, "write .*paths and texts"),
+        ({"files": {"": "x"}}, "write .*paths and texts"),
+        ({"files": {"/tmp/a\0": "x"}}, "write .*paths and texts"),
+    ],
+)
+def test_a_column_that_holds_no_files_is_said(columns, said):
+    """Missing, no table, no texts, a path that no system has: with the column's name and the form."""
+    with pytest.raises(ToolRaised, match=f"image_files = 'files': .*{said}"):
+        asyncio.run(Tools(TOOLS).begin("", columns))
+
+
+def test_engines_find_their_configuration_from_an_environments_process(monkeypatch):
+    """The variables by which they find store and daemon reach the process that starts containers, and no other's."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/mine.sock")
+
+    given, others = (environment_fork_server(plan)._environment() for plan in (TOOLS, replace(TOOLS, **WITHOUT)))
+
+    assert given["DOCKER_HOST"] == "unix:///run/mine.sock"
+    assert "DOCKER_HOST" not in others
+
+
+ENGINE = """case "$*" in
+run*) echo ready; exec cat >/dev/null ;;
+*"kill -9 -1") exit KILLED ;;
+*'cat > "$1"'*) cat >> FOLDER/put ;;
+*) head -c 300000 /dev/zero ;;
+esac"""
+
+
+@pytest.mark.parametrize(("killed", "is_new"), [(0, False), (1, False), (126, True)])
+def test_a_container_without_room_for_a_kill_gives_way_to_a_new_one(killed, is_new, tmp_path, monkeypatch):
+    """After too much output a container stays, also where nothing was left to kill (1); else one has the files anew."""
+    script = ENGINE.replace("KILLED", str(killed)).replace("FOLDER", str(tmp_path))
+    engine(tmp_path, "podman", script, monkeypatch)
+    call = '<tool_call>{"name": "shell", "arguments": {"command": "yes"}}</tool_call>'
+
+    async def talk() -> list[str]:
+        tools = Tools(TOOLS)
+        await tools.begin("", {"files": {"/tmp/n": "41", "/tmp/none": None}})
+        said = [(await tools.reply(call)).messages[0][1] for _ in range(2)]
+        await tools.end()
+        return said
+
+    assert [CONTAINER_ENDED in text for text in asyncio.run(talk())] == [is_new, is_new]
+    assert (tmp_path / "put").read_text() == "41" * (1 + is_new)
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +186,7 @@ def image(tmp_path_factory):
 
 def listed() -> str:
     """Return the containers of gnomon's that podman still knows."""
-    asked = ["podman", "ps", "--all", "--filter", "label=gnomon", "--format", "{{.Names}}"]
+    asked = ["podman", "ps", "--all", "--filter", f"ancestor={IMAGE}", "--format", "{{.Names}}"]
     return subprocess.run(asked, capture_output=True, text=True).stdout
 
 
@@ -153,6 +212,7 @@ def test_files_go_in_and_out_and_programs_end(image):
         assert container.run(["sh", "-c", "exit 3"]).cause == "exit 3"
         assert container.run(["sh", "-c", "sleep 100 & while true; do :; done"]).cause == "time"
         assert container.run(["sh", "-c", "while true; do echo xxxxxxxxxxxxxxxxxxxxx; done"]).cause == "output"
+        assert container.python("raise ValueError('x' * 3_000_000)").cause == "output"
         assert container.run(["ls", "/sys/class/net", "/tmp"]).stdout.split() == [
             "/sys/class/net:",
             "lo",
@@ -170,17 +230,17 @@ def test_files_go_in_and_out_and_programs_end(image):
 
 
 # What a container has for itself and our own walls forbid: folders and sockets of its own, processes up to the bound,
-# address space that is not filled, shared memory in its bound, clocks that can be read.
+# address space that is not filled, shared memory in its bound, clocks that can be read, files as its memory has room,
+# programs of its own (errors of some calls say that nobody is there).
 ITS_OWN = {
     "every folder of the root", "its own root", "UDP", "listen", "netlink", "fork bomb", "memory mapped",
     "shared memory of System V", "shared memory folder", "raise its own limits", "wait for the grader's clock",
     "the machine's scheduling", "a timer that outlives it", "a timer as a file", "slow the clock down",
+    "many files", "kill by descriptor", "trace", "read another's memory", "a shell", "allow itself to be traced",
 }  # fmt: skip
 # What the engine's own filter of calls has to forbid; Debian's podman 4.3.1 does not.
-OF_THE_FILTER = {"unshare", "enter a namespace", "the host of a virtual machine"}
-ATTACKS = [
-    probe for probe in (*FILES, *NETWORK, *SECRETS, *RESOURCES, *TIMING) if probe.name not in ITS_OWN | OF_THE_FILTER
-]
+OF_THE_FILTER = {"unshare", "enter a namespace", "the host of a virtual machine", "keys", "calls of 32 bits"}
+ATTACKS = [probe for probe in ALL if probe.name not in ITS_OWN | OF_THE_FILTER]
 
 
 @pytest.mark.slow

@@ -18,8 +18,14 @@ from gnomon.rewards.sandbox.watch import Ends, Process, Watched, in_thread, watc
 
 ContainerEngine = Literal["docker", "podman"]
 CONTAINER_ENGINES = get_args(ContainerEngine)
+ENGINE_VARIABLES = (
+    "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_CERT_PATH",
+    "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+)  # fmt: skip
+"""Variables by which an engine's program finds its configuration, its store and its daemon."""
 
-_NOBODY = "65534:65534"
+_NOBODY, _KEEPER = "65534:65534", "65533:65533"  # of programs, and of the first process, which they cannot trace then
 _SECONDS = 60.0  # that the engine may take for a command of its own
 _FOLDER = tempfile.gettempdir()  # podman's monitor leaves an empty file where it starts, once memory ran out
 _READY = b"ready\n"
@@ -61,7 +67,7 @@ class ContainerSandbox:
         """Return the command that starts the container of this name."""
         bounds = self.bounds
         place = ["--tmpfs", f"/tmp:size={bounds.files_mib}m,mode=1777"]
-        place += [] if self.is_writable else ["--read-only", "--user", _NOBODY, "--workdir", "/tmp"]
+        place += [] if self.is_writable else ["--read-only", "--user", _KEEPER, "--workdir", "/tmp"]
         place += ["--network", "none"] * (not self.has_network)
         return [
             self.engine, "run", "--interactive", "--rm", "--pull", "never", "--name", name, "--label", "gnomon", *place,
@@ -71,6 +77,11 @@ class ContainerSandbox:
             "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096",
             "--cap-drop", "all", "--security-opt", "no-new-privileges", "--entrypoint", "sh", self.image, "-c", _WAIT,
         ]  # fmt: skip
+
+    def inside(self, name: str, *words: str) -> list[str]:
+        """Return the command that runs these words in the container of this name."""
+        user = [] if self.is_writable else ["--user", _NOBODY]
+        return [self.engine, "exec", "--interactive", *user, name, *words]
 
     def check(self) -> None:
         """Start and end a container.
@@ -142,7 +153,7 @@ class Container:
         """Run a command; one that takes too long or writes too much is ended with every process in the container.
 
         Raises:
-            NotRun: The container is gone.
+            NotRun: The container is gone, and no command's bounds were the cause (`is_ended` says so then).
         """
         watched = watched or Watched()
 
@@ -151,7 +162,7 @@ class Container:
             os.write(report[1], b"walls container\n")
             os.close(report[1])
             stack.callback(os.close, report[0])
-            command = [self._sandbox.engine, "exec", "--interactive", self._name, *words]
+            command = self._sandbox.inside(self._name, *words)
             with stop_signals_blocked():
                 process = subprocess.Popen(
                     command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -162,12 +173,13 @@ class Container:
         ending = watch(starting, "", stdin, self._sandbox.bounds, watched)
         process = watched.process
         status = process.returncode if isinstance(process, subprocess.Popen) else None
+        was_open = not self.is_ended
         if ending.cause or status is None or status < 0:
             self._sweep()
-        if self._first.poll() is not None:
+        if self.is_ended and not (was_open and ending.cause):
             raise NotRun(f"the container ended: {ending.stderr[-300:].strip()}")
         cause = ending.cause or (None if status == 0 else f"exit {status}")
-        if ending.cause is None and status is not None and status > 128:
+        if ending.cause is None and status is not None and 128 < status <= 192:
             cause = f"signal {status - 128}"
         return Outcome(ending.stdout, ending.stderr, cause, ending.seconds)
 
@@ -191,6 +203,11 @@ class Container:
             raise OSError(f"{path}: it has more than {self._sandbox.bounds.files_mib} MiB")
         return found
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is gone, with what was in it."""
+        return self._first.poll() is not None
+
     def close(self) -> None:
         """End and remove it."""
         for pipe in (self._first.stdin, self._first.stdout, self._first.stderr):
@@ -204,7 +221,7 @@ class Container:
             self._first.wait()
 
     def _move(self, script: str, path: str, content: bytes) -> bytes:
-        words = [self._sandbox.engine, "exec", "--interactive", self._name, "sh", "-c", script, "sh", path]
+        words = self._sandbox.inside(self._name, "sh", "-c", script, "sh", path)
         try:
             ended = subprocess.run(words, input=content, capture_output=True, timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -216,7 +233,7 @@ class Container:
 
     def _sweep(self) -> None:
         """Kill every process but the first, or end the container where there is no room for one that kills."""
-        if _fault([self._sandbox.engine, "exec", self._name, "sh", "-c", "kill -9 -1"], (0, 137)):
+        if _fault(self._sandbox.inside(self._name, "sh", "-c", "kill -9 -1"), (0, 1, 137)):  # 1: there is none
             self.close()
 
 
