@@ -185,9 +185,10 @@ def image(tmp_path_factory):
 
 
 def listed() -> str:
-    """Return the containers of gnomon's that podman still knows."""
-    asked = ["podman", "ps", "--all", "--filter", f"ancestor={IMAGE}", "--format", "{{.Names}}"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout
+    """Return the containers of this session's image that podman still knows."""
+    asked = ["podman", "ps", "--all", "--filter", "label=gnomon", "--format", "{{.Names}} {{.Image}}"]
+    named = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+    return "\n".join(line for line in named if IMAGE in line)
 
 
 def wait_for_none() -> None:
