@@ -93,7 +93,7 @@ def _setting(path: Path) -> str:
     if name in known_names()["algorithms"]:
         return f". '{name}' is an algorithm: quickstart algorithm={name}"
     having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]
-    if having or path.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if having or os.path.isdir(path) or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return f". A model is a setting: {min(having, key=len, default='quickstart')} model={name}"
     return ""
 

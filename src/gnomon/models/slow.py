@@ -24,7 +24,7 @@ _FELL = {
     "in waves": "no cache that rows can join gave the answers of {name}, so only prompts of one length are drawn "
     "together: drawing took 1.4 to 2.2 times as long as plain transformers with prompts of four lengths (measured)",
     "unrecorded": "recorded decoding steps (CUDA graphs) did not give the answers of {name}, so each kernel of a step "
-    "is launched by itself: 8 times slower for 24 small layers (measured on an H200)",
+    "is launched by itself: a step of 24 small layers took 8 times as long (measured on an H200)",
     "forgotten": "keys and values that are kept between turns did not give the answers of {name}, so each turn "
     "computes its conversation again: 4.5 times as many tokens at 8 turns of one length (reckoned)",
     "kernel": "{name} is not used on {device}: {why}. Slower kernels take its place ({variable}; not measured)",
