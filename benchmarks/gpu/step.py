@@ -63,6 +63,7 @@ def compare_budgets(name: str, work: Work, device: torch.device, dtype: torch.dt
     own = default_budget(model)
     for tokens in (own, 2 * own, 4 * own, 8 * own):
         plan = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-6), max_tokens_per_micro_batch=tokens)
+        title = f"update, {name}: {tokens:,} tokens a micro-batch"
         try:
             learner = TorchLearner(model, plan, 10)
             for _ in range(2):  # the first compiles
@@ -72,12 +73,9 @@ def compare_budgets(name: str, work: Work, device: torch.device, dtype: torch.dt
                 asyncio.run(_update(learner, batch))
                 finish(device)
             found = {"seconds": time.perf_counter() - began, "peak_bytes": peak(device)}
-            say(
-                f"update, {name}: {tokens:,} tokens a micro-batch",
-                found | {"needed_flops": work.update_flops(SHAPES[name], model)},
-            )
+            say(title, found | {"needed_flops": work.update_flops(SHAPES[name], model)})
         except torch.OutOfMemoryError:
-            say(f"update, {name}: {tokens:,} tokens a micro-batch", {"left out": "out of memory"})
+            say(title, {"left out": "out of memory"})
             return
 
 

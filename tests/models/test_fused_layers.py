@@ -82,3 +82,22 @@ def test_nothing_changes_on_a_cpu() -> None:
     fuse_layers(model)
     assert not [module for module in model.modules() if "forward" in vars(module)]
     assert fused(numbers, CPU) is numbers
+
+
+class GatedRMSNorm(torch.nn.Module):
+    """A norm that is told a gate too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, hidden: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return something of both."""
+        return hidden if gate is None else hidden * gate
+
+
+def test_a_part_that_takes_more_than_hidden_states_stays() -> None:
+    """A norm with a gate would lose it."""
+    norm = GatedRMSNorm()
+    fuse(norm)
+    assert "forward" not in vars(norm)

@@ -76,10 +76,12 @@ def fuse(model: Any) -> None:
 
 def _fused(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     kind: Any = type(module)
-    if kind.__name__.endswith("RMSNorm") and [name for name, _ in module.named_parameters()] == ["weight"]:
-        return _norm(kind)
     if (kind.__module__, kind.__name__) == _ADAPTED:
         return _adapted
+    if len(inspect.signature(kind.forward).parameters) != 2:
+        return None  # it is told more than the hidden states, such as a norm's gate
+    if kind.__name__.endswith("RMSNorm") and [name for name, _ in module.named_parameters()] == ["weight"]:
+        return _norm(kind)
     parts = dict(module.named_children())
     is_gated = parts.keys() >= _GATED_PARTS and _GATED in inspect.getsource(kind)
     return _gated if is_gated and not list(parts["act_fn"].parameters()) else None
