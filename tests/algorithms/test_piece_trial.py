@@ -25,7 +25,7 @@ from gnomon.algorithms import (
 from gnomon.algorithms.build import to_table
 from gnomon.algorithms.piece_trial import loss_and_gradient, make_batch, try_pieces
 from gnomon.core.errors import ConfigError
-from gnomon.core.user_code import running_user_code
+from gnomon.core.user_code import _shared, running_user_code
 
 HEAD = """
 import random
@@ -95,6 +95,10 @@ LOSSES = [
     ("return -advantages * ratio * view.batch.reference, Metrics()", "raised TypeError.*None unless needs names them"),
     ("return -advantages * ratios, Metrics()", r"raised NameError: name 'ratios' is not defined \(mine.py:\d+\)"),
     ("raise SystemExit(3)", "raised SystemExit"),
+    ("raise type('Mine', (BaseException,), {})('no')", "raised Mine: no"),
+    ("import os; os.fork(); return -advantages * ratio, Metrics()", r"raised SystemExit: os.fork\(\) in .*mine.py, line"),
+    ("return (-advantages * ratio).to_sparse(), Metrics()", "returned a sparse_coo tensor on cpu"),
+    ("return (-advantages * ratio).to('meta'), Metrics()", "returned a strided tensor on meta"),
     ("return advantages * ratio, Metrics()", "makes what has a high advantage rarer.*made smaller"),
     ("return advantages * ratio.clamp(0.8, 1.2), Metrics()", "makes what has a high advantage rarer"),
     ("return -ratio, Metrics()", "has the same gradient whatever the advantages"),
@@ -129,6 +133,7 @@ OTHERS = [
     ("advantage", f"{ADVANTAGE}        return a[:, 0], None", r"returned shape \(8,\) for \[8, 5\]"),
     ("advantage", f"{ADVANTAGE}        return a.mean(), None", r"returned shape \(\) for"),
     ("advantage", f"{ADVANTAGE}        return a / 0, None", "returned (inf|-inf|nan) at row"),
+    ("advantage", f"{ADVANTAGE}        return a / batch.rewards.std(), None", "where all rewards are equal, nan at row"),
     ("advantage", f"{ADVANTAGE}        batch.rewards.sub_(1); return a, None", "changed Batch.rewards in place"),
     ("advantage", f"{ADVANTAGE}        return a * torch.arange(len(a))[:, None], None", "depends on the order of rows"),
     ("advantage", f"{ADVANTAGE}        return a - batch.behavior.mean(), None", "depends on what is padded"),
@@ -260,8 +265,12 @@ def test_a_piece_within_a_piece_is_named_by_its_path():
 
 IMPORTS = [
     ("import os; os.chdir('/')", "changed the working directory"),
-    ("torch.set_default_dtype(torch.float64)", "changed torch's default type or gradients"),
-    ("torch.set_grad_enabled(False)", "changed torch's default type or gradients"),
+    ("torch.set_default_dtype(torch.float64)", "changed torch's default type from torch.float32 to torch.float64"),
+    ("torch.set_grad_enabled(False)", "changed torch's gradients"),
+    ("torch.set_default_device('meta')", "changed torch's default device from cpu to meta"),
+    ("torch.set_float32_matmul_precision('medium')", "changed torch's float32 products from highest to medium"),
+    ("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)", "changed who handles SIGTERM"),
+    ("raise GeneratorExit", "could not be imported: GeneratorExit"),
     ("import sys; sys.exit(0)", "could not be imported: SystemExit"),
     ("import not_there_at_all", "could not be imported: ModuleNotFoundError"),
 ]
@@ -272,12 +281,24 @@ def test_an_import_leaves_the_process_as_it_was(tmp_path: Path, line: str, wrong
     """What a file changes for everybody when it is imported is refused and taken back."""
     path = tmp_path / "mine.py"
     path.write_text(f"import torch\nfrom gnomon.algorithms import GRPO\n{line}\nMINE = GRPO\n")
-    before = Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled()
+    before = {name: get() for name, (get, _) in _shared().items()}
 
     with pytest.raises(ConfigError, match=wrong):
         resolve(f"{path}:MINE")
 
-    assert (Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled()) == before
+    assert {name: get() for name, (get, _) in _shared().items()} == before
+
+
+@pytest.mark.parametrize(("line", "wrong"), IMPORTS)
+def test_a_call_leaves_the_process_as_it_was(algorithm: Any, line: str, wrong: str):
+    """What a file may not do when it is imported, a piece may not do when it is called; it is named, and its line."""
+    before = {name: get() for name, (get, _) in _shared().items()}
+
+    with pytest.raises(ConfigError, match=wrong.replace("could not be imported:", "raised")) as caught:
+        try_pieces(algorithm("surrogate", f"{SURROGATE}        {line}\n        return -advantages * ratio, Metrics()"))
+
+    assert {name: get() for name, (get, _) in _shared().items()} == before
+    assert "a Surrogate is `__call__(" in str(caught.value)
 
 
 def test_what_a_piece_prints_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

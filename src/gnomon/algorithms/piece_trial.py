@@ -27,7 +27,7 @@ from gnomon.algorithms.user_pieces import FunctionPiece
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import TOKEN_FIELDS, Batch
-from gnomon.core.user_code import running_user_code
+from gnomon.core.user_code import Misbehaved, running_user_code
 
 Rows = Sequence[Sequence[float]]
 _WHOLE_NUMBERS = ("turn", "state", "rollout_id")
@@ -123,7 +123,7 @@ def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
         ConfigError: The message names the piece, what it returned and the protocol's line.
     """
     found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or _is_own(place[2])]
-    with _own_draws(), running_user_code("trying the algorithm's pieces"):
+    with _own_draws():
         for trial in sorted(found, key=lambda trial: list(_TRIALS).index(trial.slot)):
             _TRIALS[trial.slot](trial)
 
@@ -175,8 +175,16 @@ class _Trial:
         kept = [tensor.detach().clone() for _, tensor in tensors]
         try:
             first, second = self._drawn(function, given), self._drawn(function, given)
-        except (Exception, SystemExit) as error:
+        except Misbehaved as error:
+            self.fail(f"{beside}{error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.fail(f"{beside}raised {_cause(error)}", _hint(error))
+        for _, found in _tensors((first, second)):
+            if found.layout != torch.strided or found.device.type != "cpu":
+                kind = str(found.layout).removeprefix("torch.")
+                self.fail(f"{beside}returned a {kind} tensor on {found.device}", "return a dense one, on its input's")
         for (name, tensor), before in zip(tensors, kept, strict=True):
             if not _same(tensor.detach(), before, 0.0):
                 self.fail(f"{beside}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
@@ -190,7 +198,8 @@ class _Trial:
     def _drawn(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Call it where all generators begin with one seed, and note whether it drew from any."""
         before = _seeded()
-        found = function(*given)
+        with running_user_code("a call", may_fork=False):
+            found = function(*given)
         self.draws.append(_states() != before)
         return found
 
@@ -266,7 +275,11 @@ def _try_advantage(trial: _Trial) -> None:
 
 
 def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
-    """Refuse advantages that do not depend on rewards, or that are higher where rewards are lower."""
+    """Refuse advantages that do not depend on rewards, are higher where those are lower, or need them to differ."""
+    alike = torch.ones_like(batch.rewards)
+    parts = None if batch.component_rewards is None else torch.ones_like(batch.component_rewards)
+    equal, _ = _estimated(trial, batch.with_fields(rewards=alike, component_rewards=parts))
+    trial.finite(equal, batch.mask, "returned, where all rewards are equal,")
     if any(trial.draws) or not getattr(trial.piece, "reads_rewards", True):
         return
     several = None if batch.component_rewards is None else 1 - batch.component_rewards

@@ -4,8 +4,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from inspect import isfunction
 from pathlib import Path
@@ -13,7 +12,6 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from gnomon.algorithms.protocols import LossInputs
@@ -68,9 +66,11 @@ def _load_module(place: str, reference: str) -> ModuleType:
     if place not in sys.modules:
         announce(reference)
     try:
-        with _as_it_was(reference):
+        with running_user_code(f"importing {reference}"):
             return import_as_module(place)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's module raises is a wrong name or wrong code of theirs
         raise ConfigError(_failed(reference, error)) from error
 
 
@@ -83,26 +83,12 @@ def _load_file(path: Path, reference: str) -> ModuleType:
         return sys.modules[name]
     announce(reference)
     try:
-        with _as_it_was(reference):
+        with running_user_code(f"importing {reference}"):
             return run_as_module(resolved, name)
-    except (Exception, SystemExit) as error:  # as above
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as above
         raise ConfigError(_failed(reference, error)) from error
-
-
-@contextmanager
-def _as_it_was(reference: str) -> Iterator[None]:
-    """Refuse an import that leaves torch with other defaults: every later tensor would be another."""
-    before = torch.get_default_dtype(), torch.is_grad_enabled()
-    with running_user_code(f"importing {reference}"):
-        yield
-    after = torch.get_default_dtype(), torch.is_grad_enabled()
-    if after != before:
-        torch.set_default_dtype(before[0])
-        torch.set_grad_enabled(before[1])
-        raise ConfigError(
-            f"importing {reference} changed torch's default type or gradients, from {before} to {after}; "
-            "do so within a piece: with torch.no_grad(), dtype="
-        )
 
 
 def _failed(reference: str, error: BaseException) -> str:

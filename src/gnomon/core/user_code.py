@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.processes.stop_signals import STOP_SIGNALS
 
 _TOLD: list[Callable[[str], None]] = []
 _FORBIDDEN: list[bool] = []
@@ -95,35 +97,75 @@ def one_process() -> Iterator[None]:
             end(0)
 
 
+class Misbehaved(ConfigError):
+    """Code of the user's took too long, or changed what belongs to the whole process."""
+
+
 @contextmanager
-def running_user_code(what: str, seconds: float = 120.0) -> Iterator[None]:
-    """Bound what code of the user's does in this process during the block: its time, its output, its working directory.
+def running_user_code(what: str, seconds: float = 120.0, may_fork: bool = True) -> Iterator[None]:
+    """Bound what code of the user's does in this process during the block: its time, its output, what all code shares.
 
     Args:
         what: For messages: "importing mine.py:OWN". What it prints goes to standard error, so that results stay
             readable.
+        may_fork: Whether it may copy this process; the copy ends with the block.
 
     Raises:
-        ConfigError: The code takes longer than ``seconds``, or changes the working directory.
+        Misbehaved: The code takes longer than ``seconds``, or changes the working directory, who handles signals, or
+            torch's defaults, which are then as before.
+        SystemExit: As `one_process`; also where it forks and may not.
     """
 
     def late(_: int, __: FrameType | None) -> NoReturn:
-        raise ConfigError(f"{what} took more than {seconds:g} s; an import or a piece must not start work, or wait")
+        raise Misbehaved(f"{what} took more than {seconds:g} s; an import or a piece must not start work, or wait")
 
-    is_main = threading.current_thread() is threading.main_thread()
-    folder, before = os.getcwd(), signal.signal(signal.SIGALRM, late) if is_main else None
+    def refuse() -> NoReturn:
+        caller = sys._getframe(1)
+        raise SystemExit(f"os.fork() in {caller.f_code.co_filename}, line {caller.f_lineno}: a copy would train, too")
+
+    is_main, shared = threading.current_thread() is threading.main_thread(), _shared()
+    before = {name: get() for name, (get, _) in shared.items()}
+    handler, fork = signal.signal(signal.SIGALRM, late) if is_main else None, os.fork
     try:
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, seconds)
+        if not may_fork:
+            os.fork = refuse
         with redirect_stdout(sys.stderr), one_process():
             yield
     finally:
+        os.fork = fork
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-    if os.getcwd() != folder:
-        os.chdir(folder)
-        raise ConfigError(f"{what} changed the working directory; leave it as it is: relative paths would be others'")
+            signal.signal(signal.SIGALRM, handler)
+        changed = {name: now for name, (get, _) in shared.items() if (now := get()) != before[name]}
+        for name in changed:
+            shared[name][1](before[name])
+    for name, now in changed.items():
+        raise Misbehaved(f"{what} changed {name} from {before[name]} to {now}, for all of the run; leave it as it is")
+
+
+def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return what all code of this process shares: how it is read and set."""
+    found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "the working directory": (os.getcwd, os.chdir),
+    }
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            found[f"who handles {number.name}"] = (partial(signal.getsignal, number), partial(signal.signal, number))
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "set_default_device"):
+        found["torch's default type"] = torch.get_default_dtype, torch.set_default_dtype
+        found["torch's default device"] = torch.get_default_device, partial(_set_device, torch)
+        found["torch's gradients"] = torch.is_grad_enabled, torch.set_grad_enabled
+        found["torch's float32 products"] = (
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,
+        )  # fmt: skip
+    return found
+
+
+def _set_device(torch: Any, device: Any) -> None:
+    """Set the default device; no mode, which would slow every call, stands for the processor."""
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def run_as_module(path: Path, name: str) -> ModuleType:

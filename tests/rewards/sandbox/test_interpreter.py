@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.rewards.sandbox.base import SandboxLimits
+from gnomon.rewards.sandbox.base import NotRun, SandboxLimits
 from gnomon.rewards.sandbox.interpreter import Interpreter
 from gnomon.rewards.sandbox.linux import FOLDER, WALLS, LinuxSandbox, python
 from gnomon.rewards.sandbox.probes import Probe
 from gnomon.rewards.sandbox.template import template
+from gnomon.rewards.sandbox.watch import _descendants
 from gnomon.tasks.env_server import EnvServer
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.python_tool import ENDED, kept
@@ -151,6 +153,24 @@ def test_a_template_that_was_killed_is_replaced():
     time.sleep(0.2)
     interpreter = Interpreter(sandbox, seed=1)
 
+    assert said(interpreter, "6 * 7") == ["42"]
+    interpreter.close()
+
+
+@BOTH
+@pytest.mark.parametrize("victim", [0, 1], ids=["witness", "program"])
+def test_a_kill_from_outside_is_no_reply(walls, victim):
+    """What the policy would read is what it did itself; the next code begins in a new interpreter."""
+    sandbox = LinuxSandbox(BOUNDS, walls, NUMPY)
+    sandbox.forking().warm()
+    before = set(_descendants(template(python(), FOLDER, NUMPY).pid))
+    interpreter = Interpreter(sandbox, seed=1)
+    said(interpreter, "x = 1")
+    made = [pid for pid in _descendants(template(python(), FOLDER, NUMPY).pid) if pid not in before]
+    os.kill(made[victim], signal.SIGKILL)
+
+    with pytest.raises(NotRun, match="outside of the sandbox"):
+        interpreter.run("print(x)")
     assert said(interpreter, "6 * 7") == ["42"]
     interpreter.close()
 

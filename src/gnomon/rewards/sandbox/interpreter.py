@@ -78,7 +78,7 @@ class Interpreter:
         stdout, stderr = (unnamed(bytes(heard[name][:limit]).decode(errors="replace"), folders) for name in heard)
         if not is_done and cause is None:
             report = read_report(self._said)
-            if "exit" not in report and "signal" not in report:
+            if not report.keys() & {"exit", "signal"} or self._sandbox.is_killed(report):
                 raise NotRun("something outside of the sandbox ended the interpreter (is the machine out of memory?)")
             cause = cause_of(report, stderr) or "exit 0"
         return Outcome(stdout, stderr, cause, time.monotonic() - began)
