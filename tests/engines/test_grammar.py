@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.config.experiment import from_table, to_toml
-from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EvalSampling, GrammarConfig, SamplingConfig
 from gnomon.core.tables import parse_toml
 from gnomon.core.types import Completion
@@ -269,12 +269,17 @@ def test_what_a_grammar_needs_is_named(monkeypatch):
         Grammar.of(obeying("never compiled before"))
 
 
-def test_a_dead_end_in_the_middle_of_an_answer_is_an_error_with_its_place():
-    """Where llguidance gives up, or was given a token that is not allowed."""
+def test_a_dead_end_in_the_middle_of_an_answer_fails_its_own_request():
+    """Where llguidance gives up, or no token may follow; vLLM's row says so by a log-probability that is none."""
     grammar = Grammar.of(obeying("abc"))
     assert grammar is not None
-    with pytest.raises(EngineError, match=r"sampling\.grammar ends in nothing after 2 tokens of an answer"):
-        allowed_tokens([grammar.begin()], [[97, 99]], 259)
+    state = grammar.begin()
+    assert allowed_tokens([state], [[97, 99]], 259).all()
+    assert "sampling.grammar ends in nothing after 2 tokens of an answer" in state.fault
+    row = SamplingRow(obeying("abc"), uniforms(7, 8))
+    choose(torch.zeros(1, 259), {0: (row, [97, 99])})
+    assert math.isnan(row.logprobs[2])
+    assert row.full_logprobs[2] == pytest.approx(-math.log(259))
 
 
 def test_a_schema_is_recorded_as_its_text(tmp_path):

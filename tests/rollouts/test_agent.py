@@ -312,7 +312,6 @@ def test_openai_s_client_of_responses_calls_a_tool(is_streamed: bool):
         ({"n": 2}, "n = 2 cannot be followed"),
         ({"frequency_penalty": 1.0}, "frequency_penalty = 1.0 cannot be followed"),
         ({"logit_bias": {"5": 3}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice = 'required' cannot be followed"),
         ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),
         ({"logprobs": True}, "logprobs"),

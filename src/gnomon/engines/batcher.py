@@ -30,6 +30,7 @@ class Request:
         completions: Finished completions by position among the keys.
         stops: What ends rows besides stop tokens and the budget.
         grammar: What rows obey.
+        fault: Why it gets no answer: one of its rows ended in nothing under the grammar.
 
     Raises:
         ConfigError: Stop strings or a grammar come without a tokenizer, or the grammar cannot be used.
@@ -42,9 +43,15 @@ class Request:
     completions: dict[int, Completion] = field(default_factory=dict)
     stops: StopStrings | None = field(init=False)
     grammar: Grammar | None = field(init=False)
+    fault: str = ""
 
     def __post_init__(self) -> None:
         self.stops, self.grammar = StopStrings.of(self.sampling), Grammar.of(self.sampling)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its rows are to be drawn on."""
+        return not self.fault and self.is_wanted()
 
 
 @dataclass(eq=False)
@@ -148,7 +155,7 @@ class Batcher:
     def step(self) -> list[tuple[Request, list[Completion]]]:
         """Let rows join if it is time, draw one token for every active row, and let finished ones leave.
 
-        Return the requests of which no row is left, with their completions in key order.
+        Return the requests of which no row is left, with their completions in key order, and those with a fault.
 
         Raises:
             EngineError: The model's logits are not finite.
@@ -221,6 +228,8 @@ class Batcher:
             raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")
         finished: list[tuple[int, StopReason]] = []
         for slot, (row, token, p, q) in enumerate(zip(self._active, tokens, own, full, strict=True)):
+            if row.grammar is not None and row.grammar.fault:
+                row.request.fault = row.grammar.fault
             if not row.tokens:
                 row.oldest_version = self.version
             row.tokens.append(token)
@@ -231,6 +240,7 @@ class Batcher:
                 finished.append((slot, "stop"))
             elif row.room == 0:
                 finished.append((slot, "length"))
+        failed = {row.request for row in self._active if row.request.fault}
         if self._kept_bytes:
             for slot, _ in finished:
                 if (row := self._active[slot]).oldest_version == self.version:
@@ -238,7 +248,7 @@ class Batcher:
         # The last row takes a leaving row's slot, so they leave from the back; they are answered from the front.
         rows = [(self._leave(slot), stop) for slot, stop in reversed(finished)]
         answers = [self._finish(row, stop) for row, stop in reversed(rows)]
-        return [answer for answer in answers if answer is not None]
+        return [*((request, []) for request in failed), *(answer for answer in answers if answer is not None)]
 
     def _finish(self, row: BatchRow, stop: StopReason) -> tuple[Request, list[Completion]] | None:
         request = row.request
@@ -252,7 +262,7 @@ class Batcher:
             routing=row.routing,
             top=row.top,
         )
-        if len(request.completions) < len(request.keys):
+        if request.fault or len(request.completions) < len(request.keys):
             return None
         return request, [request.completions[place] for place in range(len(request.keys))]
 
@@ -267,7 +277,7 @@ class Batcher:
 
     def _drop_unwanted(self) -> None:
         for slot in reversed(range(len(self._active))):
-            if not self._active[slot].request.is_wanted():
+            if not self._active[slot].request.is_pending:
                 self._leave(slot)
-        if any(not row.request.is_wanted() for row in self._waiting):
-            self._waiting = deque(row for row in self._waiting if row.request.is_wanted())
+        if any(not row.request.is_pending for row in self._waiting):
+            self._waiting = deque(row for row in self._waiting if row.request.is_pending)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.core.errors import ConfigError, EngineError, shortened
+from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.optional import import_optional
 from gnomon.core.sections import GrammarConfig
 from gnomon.engines.base import Sampling
@@ -28,19 +28,21 @@ _TRIALS, _TRIAL_TOKENS, _LONGEST = 4, 64, 256
 
 @dataclass(eq=False)
 class GrammarState:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
+
+    Attributes:
+        fault: Why the answer cannot go on: no token may follow, or the grammar is too complex here; "" where it can.
+    """
 
     matcher: Any
+    fault: str = ""
     _seen: int = 0
 
     def fill(self, tokens: Sequence[int], words: NDArray[np.int32]) -> None:
-        """Set the bit of each token that may follow ``tokens``, which an answer has so far.
+        """Set the bit of each token that may follow ``tokens``, which an answer has so far; all of them at a fault.
 
         Args:
             words: Int32[ceil(V / 32)]; bit i of word w is token 32 w + i.
-
-        Raises:
-            EngineError: No token may, or the grammar is too complex here.
         """
         if self._seen > len(tokens):  # vLLM computes a position again
             self.matcher.rollback(self._seen - len(tokens))
@@ -53,16 +55,19 @@ class GrammarState:
                 shortened(self.matcher.get_error().partition("\n")[0])
                 or "no token of the model spells what would have to follow"
             )
-            raise EngineError(f"sampling.grammar ends in nothing after {len(tokens)} tokens of an answer: {why}")
+            self.fault = f"sampling.grammar ends in nothing after {len(tokens)} tokens of an answer: {why}"
+            words[:] = -1
 
     def allowed(self, tokens: Sequence[int], words: int) -> NDArray[np.intp]:
         """Return the tokens that may follow ``tokens``, in order; ``words`` as of `Grammar`.
 
         Raises:
-            EngineError: As `fill`.
+            ConfigError: With the `fault`.
         """
         row = np.zeros(words, dtype=np.int32)
         self.fill(tokens, row)
+        if self.fault:
+            raise ConfigError(self.fault)
         return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
 
 
@@ -117,29 +122,39 @@ class Grammar:
         for seed in range(_TRIALS + 2):
             if found and min(found) <= most:
                 return ""
-            found += self._written(seed)
+            answer = self.written(seed)
+            found += [len(answer)] * (answer[-1] in self.stop_ids)
         if min(found, default=_LONGEST) <= most:
             return ""
         least = f"the shortest one found has {min(found):,}" if found else f"none was found of at most {_LONGEST:,}"
         spent = f"an answer may have {most:,} tokens, its stop token included"
         return f"{spent}, and of those tried that obey the grammar {least}"
 
-    def _written(self, seed: int) -> list[int]:
-        """Return the number of tokens of one answer; nothing where it has more than `_LONGEST`."""
+    def written(self, seed: int = 0) -> list[int]:
+        """Return an answer that obeys, its stop token included; without one where it is not over in `_LONGEST` tokens.
+
+        Args:
+            seed: Which; 0 closes brackets and quotes as soon as they may be.
+
+        Raises:
+            ConfigError: It ends in nothing.
+        """
         random, state, answer = np.random.default_rng(seed), self.begin(), list[int]()
         closing, length = self._marks
         while len(answer) < _LONGEST:
             allowed = state.allowed(answer, self.words)
             if np.isin(self.stop_ids, allowed).any():
-                return [len(answer) + 1]
-            if seed == 2 and any(self._ends(state, token) for token in allowed[length[allowed] == 1]):
-                return [len(answer) + 2]
+                return [*answer, self.stop_ids[0]]
+            if seed == 2:
+                for token in allowed[length[allowed] == 1]:
+                    if self._ends(state, token):
+                        return [*answer, int(token), self.stop_ids[0]]
             forced = state.matcher.compute_ff_tokens()
             if not forced:
                 liked = (1e3 * closing + length, length, -length, 0 * length)[seed % 4][allowed]
                 forced = [int(allowed[np.argmax(liked + random.random(len(allowed)) / 2)])]
             answer += forced
-        return []
+        return answer
 
     @staticmethod
     def _ends(state: GrammarState, token: int) -> bool:
@@ -236,7 +251,7 @@ def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
         while len(answer) < _TRIAL_TOKENS and not (answer and answer[-1] in stop_ids):
             try:
                 answer.append(int(random.choice(state.allowed(answer, words))))
-            except EngineError as error:
+            except ConfigError as error:
                 raise ConfigError(f"{said}: with this model's tokens {error}") from error
 
 

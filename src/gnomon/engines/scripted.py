@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
+from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import StopStrings
 from gnomon.models.transfer.fingerprint import Fingerprint
 
@@ -22,7 +23,7 @@ class ScriptedEngine:
 
     An answer without a stop token or stop string ends with the first of ``sampling.stop_ids`` if there is one. It is
     cut at the first stop token, at the token that completes a stop string, and at ``max_completion_length``, where its
-    stop reason becomes "length".
+    stop reason becomes "length". Under a grammar, an answer that breaks it is another one that obeys it.
 
     Attributes:
         answer: (prompt ids, key) to a text or to token ids.
@@ -52,11 +53,9 @@ class ScriptedEngine:
         """Return one completion per key, in the order of ``keys``.
 
         Raises:
-            ConfigError: Prompt and budget exceed the context, or a grammar is asked for.
+            ConfigError: Prompt and budget exceed the context, or a grammar cannot be used.
         """
         self._check_open()
-        if sampling.grammar.is_set:
-            raise ConfigError("a scripted engine says what its script says, and sampling.grammar is set; leave it out")
         whole = len(prompt) + sampling.max_completion_length
         if self.context_length is not None and whole > self.context_length:
             raise ConfigError(
@@ -96,6 +95,9 @@ class ScriptedEngine:
         if strings is not None and (completed := strings.first(ids)) is not None:
             places.append(completed)
         whole = ids[: min(places) + 1] if places else ids + list(sampling.stop_ids[:1])
+        grammar = Grammar.of(sampling)
+        if grammar is not None and grammar.obeyed(whole) < len(whole):
+            whole = grammar.written()
         tokens = tuple(whole[: sampling.max_completion_length])
         logprobs = (self.logprob,) * len(tokens)
         return Completion(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon.core.errors import EngineError
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.failpoints import reach
 from gnomon.core.threads import alone, dismiss_team
 from gnomon.core.types import Snapshot
@@ -179,7 +179,10 @@ class EngineThread:
                 else:
                     _deliver(outbox)
                     self._steps += 1
-                    outbox += [partial(waiters.pop(r).answer, answers) for r, answers in batcher.step()]
+                    for request, answers in batcher.step():
+                        waiter = waiters.pop(request)
+                        refusal = partial(waiter.fail, ConfigError(request.fault))
+                        outbox.append(refusal if request.fault else partial(waiter.answer, answers))
                     reach("decode")
                 message = self._next()
         except Exception as error:

@@ -26,8 +26,10 @@ from urllib.parse import urlsplit
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, exchange
 from gnomon.core.progress import working
+from gnomon.core.sections import GrammarConfig
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Message, Task
 from gnomon.engines.base import Engine, Sampling
+from gnomon.engines.grammar import Grammar
 from gnomon.engines.rng import draw_key
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.engines.stop_strings import cut_at_stop
@@ -220,7 +222,7 @@ class AgentSession:
 
     async def _answer(self, api: ChatApi, body: Any) -> tuple[HTTPStatus, Any]:
         try:
-            request = _read(api, body, self._sampling)
+            request = await _read(api, body, self._sampling)
             answer = await self.answer(request)
             return HTTPStatus.OK, api.reply(request, answer)
         except ApiError as error:
@@ -297,14 +299,14 @@ class AgentSession:
             ApiError: The engine cannot, which also ends the run unless the call alone is at fault.
         """
         limit = min(left, self._policy.plan.max_turn_tokens or left, request.max_tokens or left)
-        stop = (*self._sampling.stop_strings, *request.stop)
-        asked = replace(self._sampling, max_completion_length=limit, stop=stop)
+        asked = replace(_under(self._sampling, request), max_completion_length=limit)
         generating = asyncio.ensure_future(self._policy.engine.generate(before, [self._key(before)], asked))
         self._generating.add(generating)
         try:
             [completion] = await generating
         except ConfigError as error:
-            raise ApiError("context_length_exceeded", str(error)) from error
+            code = "invalid_request" if request.grammar.is_set else "context_length_exceeded"
+            raise ApiError(code, str(error)) from error
         except Exception as error:
             if not self.over.done():
                 self.over.set_exception(error)
@@ -422,14 +424,48 @@ class AgentSession:
         return self._draw((number << 8) + self._prompts[number])
 
 
-def _read(api: ChatApi, body: Any, sampling: Sampling) -> ChatRequest:
+async def _read(api: ChatApi, body: Any, sampling: Sampling) -> ChatRequest:
     try:
         json.dumps(body, ensure_ascii=False).encode()
-        return api.read(body, sampling)
+        request = api.read(body, sampling)
+        await _check_asked(request, sampling)
     except UnicodeEncodeError as error:
         raise ApiError("invalid_request", "a text has half a surrogate pair") from error
+    except ConfigError as error:
+        raise ApiError("invalid_request", str(error)) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ApiError("invalid_request", f"not understood: {type(error).__name__}: {error}") from error
+    return request
+
+
+async def _check_asked(request: ChatRequest, sampling: Sampling) -> None:
+    """Refuse what no answer can be drawn by; a schema is worked out in a thread, so that no other call waits for it.
+
+    Raises:
+        ApiError, ConfigError: Naming what is in the way.
+    """
+    asked, why = _under(sampling, request), ""
+    if not request.grammar.is_set:
+        return
+    if request.tools and request.reads_calls:
+        why = "an answer that is held to JSON calls no tool; leave out its format or the tools"
+    elif sampling.grammar not in (GrammarConfig(), request.grammar):
+        why = f"answers of this run are {sampling.grammar.words} (sampling.grammar); leave out the format"
+    elif sampling.top_logprobs is not None:
+        why = "this run compares whole distributions, of which a format leaves nothing for most tokens; leave it out"
+    if why:
+        raise ApiError("unsupported_parameter", why)
+    await asyncio.to_thread(Grammar.of, asked)
+
+
+def _under(sampling: Sampling, request: ChatRequest) -> Sampling:
+    """Return how an answer is drawn that a client asks for.
+
+    Raises:
+        ConfigError: The stop texts of both together cannot be looked for.
+    """
+    grammar = request.grammar if request.grammar.is_set else sampling.grammar
+    return replace(sampling, grammar=grammar, stop=(*sampling.stop_strings, *request.stop))
 
 
 def _role(request: ChatRequest) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from gnomon.core.sections import SamplingConfig
+from gnomon.core.errors import ConfigError
+from gnomon.core.sections import GrammarConfig, SamplingConfig
 
 MODEL = "policy"
 """The model's name in replies. Requests may name any: every call is the policy's."""
@@ -80,6 +81,7 @@ class ChatRequest:
         reads_calls: Whether tool calls are read from the answer.
         max_tokens: Most tokens of the answer; None leaves it to the run.
         stop: Texts that end the answer.
+        grammar: What the answer obeys.
         is_streamed: Whether the reply is a stream of events.
         has_usage: Whether a stream tells the number of tokens.
         model: The name that was asked for, which the reply repeats.
@@ -90,6 +92,7 @@ class ChatRequest:
     reads_calls: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: GrammarConfig = GrammarConfig()
     is_streamed: bool = False
     has_usage: bool = False
     model: str = MODEL
@@ -203,6 +206,22 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
+def _grammar(form: Any, what: str) -> GrammarConfig:
+    """Return what an answer of this form obeys: any text, any object, or JSON of a schema."""
+    kind = "text" if form is None else _need(form, Mapping, what).get("type")
+    if kind == "text":
+        return GrammarConfig()
+    if kind not in ("json_object", "json_schema"):
+        raise ApiError("invalid_request", f"{what} is of type {_short(kind)}; there are text, json_object, json_schema")
+    if kind == "json_object":
+        return GrammarConfig(schema={"type": "object"})
+    schema = _need(form.get("json_schema", form), Mapping, what).get("schema")
+    try:
+        return GrammarConfig(schema=json.dumps(_need(schema, dict, f"the schema of {what}"), ensure_ascii=False))
+    except ConfigError as error:
+        raise ApiError("invalid_request", f"{what}: {error}") from error
+
+
 def _limit(value: Any, what: str) -> int | None:
     if value is not None and _need(value, int, what) < 1:
         raise ApiError("invalid_request", f"{what} = {_short(value)}: at least 1")
@@ -245,7 +264,7 @@ _CHAT: Mapping[str, Sequence[Any]] = {
     "max_completion_tokens": (), "user": (), "metadata": (), "seed": (), "service_tier": (), "prompt_cache_key": (),
     "safety_identifier": (), "store": (False, True), "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,),
     "logit_bias": ({},), "logprobs": (False,), "top_logprobs": (0,), "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},), "tool_choice": ("auto", "none"), "modalities": (["text"],),
+    "response_format": (), "tool_choice": ("auto", "none"), "modalities": (["text"],),
 }  # fmt: skip
 
 
@@ -268,6 +287,7 @@ def _read_chat(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest
         reads_calls=body.get("tool_choice") != "none",
         max_tokens=_limit(body.get(name), name),
         stop=_stops(body.get("stop")),
+        grammar=_grammar(body.get("response_format"), "response_format"),
         is_streamed=bool(body.get("stream")),
         has_usage=bool(_need(body.get("stream_options") or {}, Mapping, "stream_options").get("include_usage")),
         model=_need(body.get("model", MODEL), str, "model"),
@@ -289,7 +309,7 @@ def _chat_message(message: Any) -> ChatMessage:
     role = _need(message, Mapping, "a message").get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError("invalid_request", f"a message has the role {_short(role)}, which is none of {list(_ROLES)}")
-    known = {"assistant": ("tool_calls", "annotations"), "tool": ("tool_call_id", "name")}.get(str(role), ())
+    known = {"assistant": ("tool_calls", "annotations", "parsed"), "tool": ("tool_call_id", "name")}.get(str(role), ())
     for key, value in message.items():
         if key not in ("role", "content", *known) and value:
             raise ApiError("unsupported_content", f"a message has {_short(key)}, which a chat template does not show")
@@ -398,7 +418,7 @@ _RESPONSES: Mapping[str, Sequence[Any]] = {
     "model": (), "input": (), "instructions": (), "tools": (), "stream": (), "stream_options": (), "include": (),
     "max_output_tokens": (), "metadata": (), "user": (), "service_tier": (), "store": (), "prompt_cache_key": (),
     "safety_identifier": (), "background": (False,), "truncation": ("disabled",), "parallel_tool_calls": (True,),
-    "tool_choice": ("auto", "none"), "text": ({"format": {"type": "text"}},), "top_logprobs": (0,),
+    "tool_choice": ("auto", "none"), "text": (), "top_logprobs": (0,),
 }  # fmt: skip
 
 
@@ -406,6 +426,8 @@ def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRe
     if body.get("previous_response_id") or body.get("conversation"):
         raise ApiError("unsupported_parameter", "nothing is stored between calls; send the whole conversation as input")
     _check_sampling(body, sampling, _RESPONSES)
+    text = _need(body.get("text") or {}, Mapping, "text")
+    _check_sampling(text, sampling, {"format": (), "verbosity": ("medium",)})
     tools = []
     for tool in _need(body.get("tools") or [], list, "tools"):
         if _need(tool, Mapping, "a tool").get("type") != "function":
@@ -426,6 +448,7 @@ def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRe
         tools=tuple(tools),
         reads_calls=body.get("tool_choice") != "none",
         max_tokens=_limit(body.get("max_output_tokens"), "max_output_tokens"),
+        grammar=_grammar(text.get("format"), "text.format"),
         is_streamed=bool(body.get("stream")),
         model=_need(body.get("model", MODEL), str, "model"),
     )
@@ -514,12 +537,14 @@ def _stream_responses(request: ChatRequest, answer: ChatAnswer) -> Iterator[tupl
 _MESSAGES: Mapping[str, Sequence[Any]] = {
     "model": (), "messages": (), "system": (), "tools": (), "stream": (), "stop_sequences": (), "max_tokens": (),
     "metadata": (), "service_tier": (), "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "thinking": ({"type": "disabled"},),
+    "thinking": ({"type": "disabled"},), "output_config": (),
 }  # fmt: skip
 
 
 def _read_messages(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest:
     _check_sampling(body, sampling, _MESSAGES)
+    form = _need(body.get("output_config") or {}, Mapping, "output_config")
+    _check_sampling(form, sampling, {"format": ()})
     tools = []
     for tool in _need(body.get("tools") or [], list, "tools"):
         if _need(tool, Mapping, "a tool").get("type", "custom") != "custom":
@@ -532,6 +557,7 @@ def _read_messages(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatReq
         tools=tuple(tools),
         reads_calls=body.get("tool_choice") != {"type": "none"},
         max_tokens=_limit(_need(body.get("max_tokens"), int, "max_tokens"), "max_tokens"),
+        grammar=_grammar(form.get("format"), "output_config.format"),
         stop=_stops(body.get("stop_sequences")),
         is_streamed=bool(body.get("stream")),
         model=_need(body.get("model", MODEL), str, "model"),

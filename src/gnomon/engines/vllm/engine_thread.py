@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.core.errors import EngineError, ModelError
+from gnomon.core.errors import ConfigError, EngineError, ModelError
 from gnomon.core.types import Completion
 from gnomon.engines.base import ContextLimits, Sampling
 from gnomon.engines.rng import uniforms
@@ -354,6 +354,10 @@ class VllmThread:
         call, row, count = answer.call, answer.row, len(answer.tokens)
         own = tuple(row.logprobs[place] for place in range(count))
         full = tuple(row.full_logprobs[place] for place in range(count))
+        if call.sampling.grammar.is_set and math.isfinite(sum(full)) and not math.isfinite(sum(own)):
+            why = "sampling.grammar ends in nothing: no token may follow in an answer, or the grammar is too complex"
+            call.waiter.fail(ConfigError(why))
+            return
         if not math.isfinite(sum(own)) or not math.isfinite(sum(full)):
             # In the cache too by now, from where they would spoil the answers of good weights.
             raise EngineError("the model's logits are not finite (NaN or infinite): its weights are damaged")

@@ -154,6 +154,8 @@ def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> No
             states, said = [rows[i][0].grammar for i in where], [rows[i][1] for i in where]
             drawn = draw_under(states, said, logits[cut], u, sampling)
             tokens, own, full = drawn.tokens, drawn.logprobs, drawn.full_logprobs
+            failed = [place for place, state in enumerate(states) if state is not None and state.fault]
+            own = own.index_fill(0, torch.tensor(failed, device=own.device), torch.nan) if failed else own
         for i, place, p, q in zip(where, places, own.tolist(), full.tolist(), strict=True):
             rows[i][0].logprobs[place], rows[i][0].full_logprobs[place] = p, q
         logits[cut] = -torch.inf
