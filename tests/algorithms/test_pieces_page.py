@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnomon.algorithms import Algorithm, resolve
-from gnomon.algorithms.piece_checks import FORMS
+from gnomon.algorithms.piece_calls import FORMS
 from gnomon.testing import loss_and_gradient, make_batch, try_pieces
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pieces.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
+from gnomon.algorithms.piece_calls import ask
 from gnomon.algorithms.protocols import (
     Advantage,
     Aggregate,
@@ -174,7 +175,8 @@ class Composition:
         if self.mask_truncated:
             batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
         segments = Segments.of(batch)
-        advantages, returns = self.advantage(segments.whole(batch))
+        whole = segments.whole(batch)
+        advantages, returns = ask("Advantage", self.advantage, whole.behavior, whole)
         return batch.with_fields(
             advantages=masked(segments.cut(advantages), batch.mask).detach(),
             returns=None if returns is None else segments.cut(returns),
@@ -217,7 +219,7 @@ class Composition:
         """Return one optimizer step's whole minibatch with its weights; call before any cut."""
         segments = Segments.of(minibatch)
         whole = segments.whole(minibatch)
-        weights = self.aggregate(whole.mask, whole.group).to(minibatch.behavior.dtype)
+        weights = ask("Aggregate", self.aggregate, whole.behavior, whole.mask, whole.group).to(minibatch.behavior.dtype)
         own = {r.name: segments.cut(r.weights(whole, weights)) for r in self.regularizers}
         return minibatch.with_fields(weights=segments.cut(weights), own_weights=own)
 
@@ -346,14 +348,14 @@ class Composition:
         anchor_kl = None if anchor_kl is None else segments.join(anchor_kl)
         assert cut.weights is not None, "whole keeps them"
         view = replace(self.view(current, entropy, cut, statistics), anchor_kl=anchor_kl)
-        per_token, metrics = self.surrogate(view)
+        per_token, metrics = ask("Surrogate", self.surrogate, current, view)
         if self.correction is not None:
-            factor, measured = self.correction(view)
+            factor, measured = ask("Correction", self.correction, current, view)
             per_token, metrics = factor * per_token, metrics + measured
         total = (cut.weights * masked(per_token, cut.mask)).sum()
         parts = {"policy": float(total.detach())}
         for regularizer in self.regularizers:
-            term, measured = regularizer(view)
+            term, measured = ask("Regularizer", regularizer, current, view)
             term = (cut.own_weights[regularizer.name] * masked(term, cut.mask)).sum()
             parts[regularizer.name] = float(term.detach())
             total, metrics = total + term, metrics + measured

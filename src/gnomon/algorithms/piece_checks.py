@@ -3,38 +3,12 @@
 import functools
 import math
 import types
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gnomon.algorithms.composition import Composition
-from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
+from gnomon.algorithms.piece_calls import FORMS, article, said_of
 from gnomon.core.errors import ConfigError
-from gnomon.core.tables import packaged_toml
-
-
-@dataclass(frozen=True)
-class ArrayForm:
-    """A protocol in one line, for messages and docs/pieces.md.
-
-    Attributes:
-        parts: What a piece must have beside a call.
-    """
-
-    line: str
-    parts: tuple[str, ...] = ()
-
-    def lacks(self, piece: Any) -> list[str]:
-        """Return what ``piece`` does not have of it. A property that raises is had; it is tried later."""
-        lacks = [name for name in self.parts if name not in dir(piece)]
-        return lacks if callable(piece) and not isinstance(piece, type) else [*lacks, "__call__"]
-
-
-FORMS: Mapping[str, ArrayForm] = {
-    name: ArrayForm(form["line"], tuple(form.get("parts", ())))
-    for name, form in packaged_toml("gnomon.algorithms", "protocols.toml").items()
-}
-
 
 _MAY_BE_INFINITE = frozenset({"clamp", "low", "high", "cap", "dual", "clip", "threshold"})
 """Settings that bound something, where infinity is no bound. Elsewhere it would make a loss of nan, or of nothing."""
@@ -124,19 +98,3 @@ def _places(cls: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
         ):
             found[name] = allowed, is_list
     return found
-
-
-def said_of(piece: Any) -> str:
-    """Return what a piece is called in messages."""
-    if isinstance(piece, FunctionPiece) and callable(piece.function):
-        return f"`{piece.name}`"
-    return f"`{piece_name(piece)}`"
-
-
-def article(name: str) -> str:
-    """Return the name with its article.
-
-    >>> article("Advantage"), article("RatioBound")
-    ('an Advantage', 'a RatioBound')
-    """
-    return f"an {name}" if name[0] in "AEIOU" else f"a {name}"

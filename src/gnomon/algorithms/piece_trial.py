@@ -11,19 +11,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
 from gnomon.algorithms.algorithm import Algorithm
-from gnomon.algorithms.piece_checks import FORMS, article, said_of
+from gnomon.algorithms.piece_calls import FORMS, article, cause_of, is_own, said_of, tensors_of
 from gnomon.algorithms.pieces import SLOTS, members
 from gnomon.algorithms.protocols import Composed, LossInputs, Need, parts_of
 from gnomon.algorithms.ratios import Statistics, masked
-from gnomon.algorithms.user_pieces import FunctionPiece
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import TOKEN_FIELDS, Batch
@@ -122,7 +119,7 @@ def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
     Raises:
         ConfigError: The message names the piece, what it returned and the protocol's line.
     """
-    found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or _is_own(place[2])]
+    found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or is_own(place[2])]
     with _own_draws():
         for trial in sorted(found, key=lambda trial: list(_TRIALS).index(trial.slot)):
             _TRIALS[trial.slot](trial)
@@ -149,10 +146,6 @@ def _pieces(container: Any, path: str) -> Iterator[tuple[str, str, Any]]:
                 yield from _pieces(piece, place)
 
 
-def _is_own(piece: Any) -> bool:
-    return isinstance(piece, FunctionPiece) or not type(piece).__module__.startswith("gnomon.")
-
-
 @dataclass(frozen=True)
 class _Trial:
     """One piece, where it stands, and what can be found wrong with it."""
@@ -171,24 +164,24 @@ class _Trial:
 
     def call(self, function: Callable[..., Any], *given: Any, beside: str = "") -> Any:
         """Return what the piece returns; twice the same, and what it was given is left alone."""
-        tensors = list(_tensors(given))
+        tensors = list(tensors_of(given))
         kept = [tensor.detach().clone() for _, tensor in tensors]
         try:
             first, second = self._drawn(function, given), self._drawn(function, given)
         except Misbehaved as error:
-            self.fail(f"{beside}{error}")
+            self.fail(beside + str(error).removeprefix("a call "))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self.fail(f"{beside}raised {_cause(error)}", _hint(error))
-        for _, found in _tensors((first, second)):
+            self.fail(f"{beside}raised {cause_of(error)}", _hint(error))
+        for _, found in tensors_of((first, second)):
             if found.layout != torch.strided or found.device.type != "cpu":
                 kind = str(found.layout).removeprefix("torch.")
                 self.fail(f"{beside}returned a {kind} tensor on {found.device}", "return a dense one, on its input's")
         for (name, tensor), before in zip(tensors, kept, strict=True):
             if not _same(tensor.detach(), before, 0.0):
                 self.fail(f"{beside}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
-        pairs = zip(_tensors((first,)), _tensors((second,)), strict=False)
+        pairs = zip(tensors_of((first,)), tensors_of((second,)), strict=False)
         if not all(_same(one.detach(), other.detach(), _TOLERANCE) for (_, one), (_, other) in pairs):
             self.fail(
                 f"{beside}returned something else when it was called again with the same", "keep and draw nothing"
@@ -238,7 +231,7 @@ class _Trial:
                       f"return {per}the measured: (loss, Metrics())")  # fmt: skip
         if not isinstance(found[1], Metrics):
             self.fail(f"returned {type(found[1]).__name__} beside its tensor", "return Metrics(), or Metrics.of({...})")
-        taken = {"loss/policy", *self.algorithm.measure(view).measures} if _is_own(self.piece) else set()
+        taken = {"loss/policy", *self.algorithm.measure(view).measures} if is_own(self.piece) else set()
         for name, measure in found[1].measures.items():
             if not isinstance(measure, Mean | Sum | Max | Last | EffectiveSize):
                 self.fail(f"measured {name} as {type(measure).__name__}", "measure with Mean, Sum, Max or Last")
@@ -407,7 +400,7 @@ def _try_weights(trial: _Trial, batch: Batch) -> None:
     name, needs = (trial.call(lambda n=n: getattr(piece, n), beside=f"{n} ") for n in ("name", "needs"))
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         trial.fail(f"has the name {name!r}", "return letters, digits and _")
-    if _is_own(piece) and (
+    if is_own(piece) and (
         name == "policy" or f"loss/{name}" in trial.algorithm.measure(_view(trial.algorithm, batch, False)).measures
     ):
         trial.fail(f"has the name {name!r}, and loss/{name} is measured already", "return another name")
@@ -494,7 +487,7 @@ def _weighed(trial: _Trial) -> Batch:
             raise
         trial.fail(f"cannot be tried: {error}")
     except Exception as error:  # a regularizer's weights, say: whatever a user's piece raises is its fault
-        trial.fail(f"cannot be tried: the algorithm raised {_cause(error)}", _hint(error))
+        trial.fail(f"cannot be tried: the algorithm raised {cause_of(error)}", _hint(error))
 
 
 def _view(algorithm: Algorithm, batch: Batch, is_moved: bool) -> LossInputs:
@@ -600,27 +593,6 @@ def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return one.shape == other.shape and torch.allclose(
         one.double(), other.double(), rtol=tolerance, atol=tolerance / 10, equal_nan=True
     )
-
-
-def _tensors(value: Any, name: str = "its tensor") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in what a piece is given or returns, with its name."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, tuple):
-        for inner in value:
-            yield from _tensors(inner, name)
-    elif isinstance(value, Batch | LossInputs):
-        for part in fields(value):
-            yield from _tensors(getattr(value, part.name), f"{type(value).__name__}.{part.name}")
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _tensors(inner, f"{name}[{key!r}]")
-
-
-def _cause(error: BaseException) -> str:
-    """Return type, message and the place where it was raised."""
-    last = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]} ({Path(last.filename).name}:{last.lineno})"
 
 
 def _hint(error: BaseException) -> str:

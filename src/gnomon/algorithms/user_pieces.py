@@ -135,6 +135,8 @@ class FunctionPiece:
         if isinstance(given[0], LossInputs):
             return found, Metrics()
         if isinstance(given[0], Batch):
+            if found.shape not in (given[0].rewards.shape, given[0].mask.shape):
+                return found, None
             each = found[:, None] if found.shape == given[0].rewards.shape[:1] else found
             return (each * given[0].mask).to(given[0].behavior.dtype), None
         return found

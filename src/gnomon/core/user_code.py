@@ -119,25 +119,44 @@ def running_user_code(what: str, seconds: float = 120.0, may_fork: bool = True) 
     def late(_: int, __: FrameType | None) -> NoReturn:
         raise Misbehaved(f"{what} took more than {seconds:g} s; an import or a piece must not start work, or wait")
 
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGALRM, late) if is_main else None
+    try:
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        with redirect_stdout(sys.stderr), one_process(), sharing_nothing(what, may_fork):
+            yield
+    finally:
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def sharing_nothing(what: str, may_fork: bool = False) -> Iterator[None]:
+    """Refuse what code of the user's changes, during the block, of what all code of this process shares, and undo it.
+
+    Args:
+        what: As of `running_user_code`.
+        may_fork: Whether it may copy this process.
+
+    Raises:
+        Misbehaved: The working directory, who handles signals, or torch's defaults are others.
+        SystemExit: It forks and may not.
+    """
+
     def refuse() -> NoReturn:
         caller = sys._getframe(1)
         raise SystemExit(f"os.fork() in {caller.f_code.co_filename}, line {caller.f_lineno}: a copy would train, too")
 
-    is_main, shared = threading.current_thread() is threading.main_thread(), _shared()
+    shared, fork = _shared(), os.fork
     before = {name: get() for name, (get, _) in shared.items()}
-    handler, fork = signal.signal(signal.SIGALRM, late) if is_main else None, os.fork
     try:
-        if is_main:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
         if not may_fork:
             os.fork = refuse
-        with redirect_stdout(sys.stderr), one_process():
-            yield
+        yield
     finally:
         os.fork = fork
-        if is_main:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, handler)
         changed = {name: now for name, (get, _) in shared.items() if (now := get()) != before[name]}
         for name in changed:
             shared[name][1](before[name])
@@ -148,7 +167,7 @@ def running_user_code(what: str, seconds: float = 120.0, may_fork: bool = True) 
 def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return what all code of this process shares: how it is read and set."""
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "the working directory": (os.getcwd, os.chdir),
+        "the working directory": (_folder, os.chdir),
     }
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
@@ -161,6 +180,14 @@ def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
             torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,
         )  # fmt: skip
     return found
+
+
+def _folder() -> str:
+    """Return the working directory; "." where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "."
 
 
 def _set_device(torch: Any, device: Any) -> None:
