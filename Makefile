@@ -83,8 +83,8 @@ test: lint ## set up, then lint, types, contracts and every quick test
 	@$(PYTEST) -m "not slow"
 
 test-full: lint peers vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
-	@echo "[test] pytest, the slow ones too"
-	@$(PYTEST)
+	@echo "[test] pytest, the slow ones too, with 100 examples of a law instead of 40"
+	@export HYPOTHESIS_PROFILE=full; $(PYTEST)
 	@echo "[test] against verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers tests/rollouts/test_verifiers_tasksets.py tests/rollouts/test_agent_libraries.py tests/tasks/test_game_envs.py
 	@PYTHONPATH=$(PEERS)/verifiers-0.1.9 $(PEERS)/bin/python -m pytest tests/tasks/test_verifiers_env.py

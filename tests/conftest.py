@@ -17,10 +17,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # derandomize: a law that fails, fails for everyone. No deadline: the machine may be busy.
-settings.register_profile("gnomon", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("full", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# What `make test` has time for; `make test-full` draws the 100 of `full`.
+settings.register_profile("quick", parent=settings.get_profile("full"), max_examples=40)
 # `HYPOTHESIS_PROFILE=search`: ten times the examples, new ones each time, to look for what nobody thought of.
-settings.register_profile("search", parent=settings.get_profile("gnomon"), derandomize=False, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gnomon"))
+settings.register_profile("search", parent=settings.get_profile("full"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # A quarter of the collection's time would go into looking for garbage among what is imported and stays.
 gc.disable()

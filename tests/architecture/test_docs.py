@@ -5,7 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from experiments.recipes.curves import pictures, recorded
 from tests.architecture.sources import ROOT, none_of
+
+from gnomon.core.svg import write_svg
 
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,14 +75,33 @@ def test_the_unreleased_changes_are_at_most_800_words():
     assert len(unreleased.split()) <= 800, "leave internals out; facts that were measured belong in docs/log"
 
 
-def test_the_readme_is_at_most_150_lines_with_25_bullets_and_one_figure():
-    """The README says what gnomon does in at most 25 bullets; claims and their table are in docs/claims.md."""
+def test_the_readme_is_at_most_150_lines_with_25_bullets_and_two_figures():
+    """The README says what gnomon does in at most 25 bullets, and shows a real run and a claim."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     bullets = text.partition("## What it does")[2].partition("\n## ")[0].count("\n- ")
 
     assert len(text.splitlines()) <= 150
     assert 10 <= bullets <= 25
-    assert len(re.findall(r"!\[[^]]+\]\([^)]+\.svg\)", text)) == 1
+    figures = re.findall(r"!\[[^]]+\]\(([^)]+\.svg)\)", text)
+    assert figures == ["docs/quickstart.svg", "experiments/spo_against_grpo/figure.svg"]
+
+
+def test_pictures_of_runs_are_drawn_from_their_numbers(tmp_path: Path):
+    """The README's picture and that of the recipes are what experiments/recipes/curves.py draws today."""
+    for file, picture in pictures().items():
+        write_svg(tmp_path / file.name, picture)
+
+        assert file.read_text(encoding="utf-8") == (tmp_path / file.name).read_text(encoding="utf-8"), file.name
+
+
+def test_the_readme_says_of_the_first_run_what_was_recorded():
+    """Its table has the recorded shares of right answers and of right forms."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("answer", "format"):
+        told = [one[name] for one in recorded(ROOT / "experiments" / "recipes" / "quickstart.json")["evaluations"]]
+        cells = (f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in told)
+
+        assert re.search(name + r" +" + " +".join(map(re.escape, cells)), text), name
 
 
 def test_decisions_are_one_page_and_name_every_day():

@@ -16,7 +16,7 @@ from gnomon.core.metrics import Metrics
 from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.testing import make_batch
 
-# A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks ten times further.
+# A tenth and a twentieth of the profile's examples: `HYPOTHESIS_PROFILE=search` looks further.
 few = settings(max_examples=settings().max_examples // 10)
 fewer = settings(max_examples=settings().max_examples // 20)
 
