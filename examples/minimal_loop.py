@@ -28,7 +28,7 @@ from gnomon.models.load import load_model, load_tokenizer
 from gnomon.rewards.base import Sample
 from gnomon.rewards.exact import Numeric
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.question import ListDataset, Question, TokenizedDataset

@@ -30,7 +30,7 @@ from gnomon.records.jsonl import JsonlSink
 from gnomon.records.rollouts import RolloutLog
 from gnomon.rollouts.curriculum.base import TaskIndex
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift
-from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.rollouts.curriculum.samplers import PrioritizedCurriculum
 from gnomon.rollouts.curriculum.tracker import DecayRule, ValueTracker
 from gnomon.rollouts.metrics import measure_round, measure_waste
 from gnomon.rollouts.rollout import RolloutTimer

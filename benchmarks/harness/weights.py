@@ -78,8 +78,7 @@ class _Remote:
     """Engines in a cluster that is started for them."""
 
     def __init__(self, experiment: Experiment, engines: int) -> None:
-        from gnomon.cluster.engine_actor import EngineSpec
-        from gnomon.cluster.engines import serve_remotely
+        from gnomon.cluster.engines import EngineSpec, serve_remotely
         from gnomon.cluster.ray import Cluster, ResourceBundle
 
         self._cluster = Cluster.open(ClusterConfig(kind="ray"), [ResourceBundle("engine", 0.5)] * engines, _say)

@@ -6,13 +6,10 @@ from typing import Any
 
 from benchmarks.harness.report import BenchResult
 
-from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
 from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, Efficiencies, Hardware
-from gnomon.analysis.planner.job import Lengths, PlannedJob
-from gnomon.analysis.planner.layout import Layout, learner_memory
+from gnomon.analysis.planner.layout import Layout, answering, communicating, learner_memory, pace_of, update_seconds
 from gnomon.analysis.planner.shapes import SHAPES
-from gnomon.analysis.planner.stages import answering, pace_of, update_seconds
-from gnomon.analysis.planner.traffic import communicating
 
 GIB = 2**30
 _ALONE = Layout(1, 1, micro=324, is_recomputed=False)

@@ -7,9 +7,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from gnomon.analysis.planner.deployment import place_of
-from gnomon.analysis.planner.layout import GIGABYTE, concurrency, engine_memory, learner_memory
+from gnomon.analysis.planner.layout import GIGABYTE, concurrency, engine_memory, learner_memory, micro_batches
 from gnomon.analysis.planner.text import ClusterForecast, forecast
-from gnomon.analysis.planner.traffic import micro_batches
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.training.resolve import Resolved

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.claims.definition import Workplace
 from experiments.claims.estimates import MeasuredValues, NotMeasured, Points
 
-from gnomon.analysis.compare.jobs import ComparisonJob, run_jobs
+from gnomon.analysis.compare.run import ComparisonJob, run_jobs
 from gnomon.core.errors import RunDirectoryError, RunError, Stopped
 from gnomon.core.svg import Series, chart
 from gnomon.records.reading import RunRecord, column

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.analysis.compare.contestants import RunLimit
-from gnomon.analysis.compare.jobs import ComparisonJob, cores, run_jobs
 from gnomon.analysis.compare.records import read_trained
+from gnomon.analysis.compare.run import ComparisonJob, RunLimit, cores, run_jobs
 from gnomon.analysis.compare.statistics import contrast, mean_over
 from gnomon.analysis.plan import make_plan
 from gnomon.config.reading import read

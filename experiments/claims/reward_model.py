@@ -17,9 +17,8 @@ import torch
 from experiments.claims.exact_rates import answer_of
 from experiments.claims.pretrain import PretrainingTask
 
-from gnomon.models.critic import load_critic, write_critic
+from gnomon.models.critic import ValueScorer, load_critic, write_critic
 from gnomon.models.load import load_tokenizer
-from gnomon.models.values import ValueScorer
 from gnomon.tasks.build import TaskConfig, build_split
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.question import dataset_fingerprint, digest

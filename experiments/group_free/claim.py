@@ -9,7 +9,7 @@ from experiments.claims.definition import Claim, Level, Workplace, ratio
 from experiments.claims.estimates import MeasuredValues
 from experiments.group_free.waiting import LogNormal, QueueSetting, answering_after, measure, said
 
-from gnomon.analysis.planner.queueing import run_virtually
+from gnomon.analysis.planner.simulate import run_virtually
 from gnomon.core.types import Rollout
 
 WAITS, FREE = "group-synchronous", "group-free"

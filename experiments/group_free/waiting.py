@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from gnomon.analysis.planner.queueing import InOrder, run_virtually, weights
+from gnomon.analysis.planner.simulate import InOrder, run_virtually, weights
 from gnomon.core.errors import check_bounds
 from gnomon.core.types import Grade, Rollout
 from gnomon.engines.base import Engine, Sampling

@@ -11,7 +11,7 @@ from experiments.claims.definition import Claim, Gain, Level, Workplace
 from experiments.claims.lengths import held_out_at, lowest_after_best, stretch_experiment
 from experiments.claims.seeds_needed import fresh_alone
 
-from gnomon.analysis.compare.jobs import ComparisonJob
+from gnomon.analysis.compare.run import ComparisonJob
 from gnomon.config.experiment import from_table
 from gnomon.training import build
 from gnomon.training.api import is_finished, train_experiment

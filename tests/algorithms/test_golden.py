@@ -52,7 +52,7 @@ from gnomon.algorithms import (
     Whitened,
 )
 from gnomon.algorithms.ratios import Statistics
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.core.types import GIVEN, Batch

@@ -10,7 +10,7 @@ from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.imitation import imitation
 from gnomon.algorithms.ratios import Statistics
 from gnomon.algorithms.sections import SelfImitationBuffer
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.analysis.dissect.golden import GOLDENS
-from gnomon.analysis.dissect.verify import ABSOLUTE, RELATIVE
+from gnomon.analysis.dissect.verify import ABSOLUTE, GOLDENS, RELATIVE
 from gnomon.cli.main import main
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "dissect.md").read_text()

@@ -14,7 +14,7 @@ from experiments.claims.pages import TABLE, appendix, page, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.analysis.compare.jobs import ComparisonJob
+from gnomon.analysis.compare.run import ComparisonJob
 from gnomon.cli.main import main
 from gnomon.core.errors import ConfigError
 
@@ -32,7 +32,7 @@ TOY = '''
 """A toy."""
 
 from experiments.claims.definition import Claim, Gain, Workplace
-from gnomon.analysis.compare.jobs import ComparisonJob
+from gnomon.analysis.compare.run import ComparisonJob
 from experiments.claims.estimates import MeasuredValues
 
 

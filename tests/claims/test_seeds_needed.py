@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.claims.test_claim import TOY, clone
 
-from gnomon.analysis.compare.jobs import ComparisonJob
+from gnomon.analysis.compare.run import ComparisonJob
 from gnomon.cli.main import main
 from gnomon.config.reading import read
 

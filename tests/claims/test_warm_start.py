@@ -18,9 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Task
-from gnomon.models.critic import load_critic
+from gnomon.models.critic import ValueScorer, load_critic
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
-from gnomon.models.values import ValueScorer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import build, build_split
 from gnomon.tasks.chat import ChatRenderer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from gnomon.cluster.engine_actor import EngineSpec
+from gnomon.cluster.engines import EngineSpec
 from gnomon.cluster.ray import Cluster, ResourceBundle
 from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Snapshot

@@ -10,9 +10,8 @@ from types import ModuleType
 import grpc
 import pytest
 
-from gnomon.cluster.joining import check_key, lets_in, own_key, show_key
 from gnomon.cluster.ray import import_ray
-from gnomon.cluster.start import loopback_ray
+from gnomon.cluster.start import check_key, lets_in, loopback_ray, own_key, show_key
 from gnomon.core.errors import ConfigError
 
 # ClusterInfoRequest of Ray's ray_client.proto: field 1, the type, is PING, 6.

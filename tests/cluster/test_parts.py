@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.cluster.here import CONFIG, snapshot, standing, tiny_engine, tiny_order
 
-from gnomon.cluster.engine_actor import ActorReply, FetchStats
-from gnomon.cluster.engines import RemoteEngine
+from gnomon.cluster.engines import ActorReply, FetchStats, RemoteEngine
 from gnomon.cluster.graders import Graders
 from gnomon.cluster.ray import Cluster
 from gnomon.cluster.weight_store import WeightCache, WeightsRef, WeightStore

@@ -11,11 +11,11 @@ import pytest
 from tests.forked import Forked, ended
 
 from gnomon.cli.main import main
-from gnomon.cluster import head_monitor
-from gnomon.cluster.head_monitor import HeadMonitor
+from gnomon.cluster import start
 from gnomon.cluster.hook import places_of
 from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
 from gnomon.cluster.reaper import FAREWELL
+from gnomon.cluster.start import HeadMonitor
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import ClusterConfig
@@ -68,7 +68,7 @@ def test_auto_without_a_cluster_ends_at_once(tmp_path: Path):
         gone = f"127.0.0.1:{one.getsockname()[1]}"
     # Ray looks for its servers among the machine's programs too, where other tests may have some.
     code = (
-        "import sys, ray, psutil; from gnomon.cluster.joining import join\n"
+        "import sys, ray, psutil; from gnomon.cluster.start import join\n"
         "from gnomon.core.errors import ConfigError; from gnomon.core.sections import ClusterConfig\n"
         "psutil.process_iter = lambda names: iter(())\n"
         "try: join(ray, ClusterConfig('ray', 'auto'), print)\n"
@@ -214,10 +214,10 @@ def test_an_address_where_nobody_listens_is_refused(form: str):
 
 def test_a_head_that_is_gone_or_silent_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """Its port is closed, or it takes connections and does not answer; a moment is forgiven."""
-    monkeypatch.setattr(head_monitor, "_PAUSE", 0.05)
-    monkeypatch.setattr(head_monitor, "_ASK_SECONDS", 0.05)
-    monkeypatch.setattr(head_monitor, "_CLOSED_SECONDS", 0.3)
-    monkeypatch.setattr(head_monitor, "_SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(start, "_PAUSE", 0.05)
+    monkeypatch.setattr(start, "_ASK_SECONDS", 0.05)
+    monkeypatch.setattr(start, "_CLOSED_SECONDS", 0.3)
+    monkeypatch.setattr(start, "_SILENT_SECONDS", 0.6)
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         answering, silent = HeadMonitor(address, lambda: None), HeadMonitor(address, lambda: time.sleep(60))

@@ -13,9 +13,8 @@ from torch import Tensor
 from gnomon.core.errors import CheckpointError
 from gnomon.core.tensor_files import SHARE, stored, write_tensors
 from gnomon.core.types import Loan, State
-from gnomon.records.checkpoints import Checkpoints, load
+from gnomon.records.checkpoints import Checkpoints, load, read_states
 from gnomon.records.manifest import write_manifest
-from gnomon.records.states import read_states
 
 WHOLE = {
     "a": torch.arange(21.0).view(7, 3), "b": torch.arange(7).bfloat16(), "c": torch.tensor(2.5), "d": torch.ones(2, 0)

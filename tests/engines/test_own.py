@@ -25,7 +25,7 @@ from gnomon.models.tiny import tiny_model
 from gnomon.records.jsonl import read_rows
 from gnomon.testing import TRIAL_CONFIG, trial_model, trial_snapshot
 from gnomon.training.api import train_experiment
-from gnomon.training.provenance import foreign_code, sources_of
+from gnomon.training.continuation import foreign_code, sources_of
 
 EXAMPLE = "examples/own_engine.py:Generate"
 TINY = ("steps=2", "rollouts_per_step=8", "algorithm.num_generations=2", "task.size=20", "grading.workers=1")

@@ -21,12 +21,11 @@ from tests.random_model import RANDOM
 from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.core.errors import RunError, UserError
 from gnomon.records.batches import read_batch
-from gnomon.records.checkpoints import Checkpoints
+from gnomon.records.checkpoints import Checkpoints, read_states
 from gnomon.records.jsonl import JsonlSink, drop_after, read_rows
 from gnomon.records.manifest import find_damage
 from gnomon.records.rollouts import read_rollouts
 from gnomon.records.run_card import questions_of, run_card, write_card
-from gnomon.records.states import read_states
 from gnomon.rollouts.curriculum.tracker import read_rates, read_values
 from gnomon.tasks.tables import TableTask
 from gnomon.training.evaluate import read_evaluations

@@ -22,24 +22,23 @@ from tests.faults.test_model_files import CONFIGS, tried
 from tests.faults.test_run_files import look, or_ours
 from tests.random_model import RANDOM
 
-from gnomon.analysis.compare.contestants import Design, RunLimit
+from gnomon.analysis.compare.run import Design, RunLimit
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.insight.watch.watcher import Watcher
 from gnomon.models.load import load_tokenizer
 from gnomon.records.batches import read_batch
+from gnomon.records.checkpoints import read_states
 from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.jsonl import step_rows
 from gnomon.records.manifest import write_manifest
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import end_of, questions_of
-from gnomon.records.states import read_states
 from gnomon.tasks.chat import ChatRenderer
+from gnomon.training.continuation import changed_code, find_resume_point, latest_session
 from gnomon.training.eval_spec import EvalSpec, EvalTarget
 from gnomon.training.evaluate import read_evaluations
 from gnomon.training.nonfinite_guard import refused_in_a_row
-from gnomon.training.provenance import changed_code, latest_session
-from gnomon.training.resume import find_resume_point
 
 QUICK, THOROUGH, COMMANDS = 3, 1000, 3200
 RUN = [

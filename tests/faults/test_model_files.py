@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests.faults.test_files import NASTY, odd_somewhere, spliced
 
 from gnomon.core.errors import ModelError
-from gnomon.models.critic import HEAD_FILE, check_critic, load_critic, write_critic
+from gnomon.models.critic import HEAD_FILE, ValueHead, check_critic, load_critic, write_critic
 from gnomon.models.load import check_model, load_model, load_tokenizer
 from gnomon.models.tiny import save_tiny
-from gnomon.models.values import ValueHead
 
 QUICK, THOROUGH = 20, 1000
 WRITTEN = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")

@@ -16,8 +16,7 @@ from gnomon.core.errors import RunError, UserError
 from gnomon.diagnosis import diagnose
 from gnomon.diagnosis.current_findings import written
 from gnomon.insight.report.write import run_page
-from gnomon.insight.watch.samples import read_samples
-from gnomon.insight.watch.watcher import Watcher
+from gnomon.insight.watch.watcher import Watcher, read_samples
 from gnomon.records.corruption import damaged
 from gnomon.records.directory import RunDirectory, lock_owner
 from gnomon.records.eval_records import read_answered
@@ -25,7 +24,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.rewards.base import VerifierError
 from gnomon.rewards.code.cases import read_cases
 from gnomon.tasks.tools import find_calls
-from gnomon.training.provenance import latest_session
+from gnomon.training.continuation import latest_session
 
 QUICK, THOROUGH = 40, 1000
 STEP = 4

@@ -19,10 +19,8 @@ from tests.faults.test_run_files import or_ours, with_file
 from tests.insight.made_runs import add_rows, evaluation, made_run
 from tests.random_model import RANDOM
 
-from gnomon.analysis.compare.contestants import Design, RunLimit
-from gnomon.analysis.compare.jobs import _refuse_other
 from gnomon.analysis.compare.records import read_trained
-from gnomon.analysis.compare.run import FORMAT, TERMS, _refuse_other_study
+from gnomon.analysis.compare.run import FORMAT, TERMS, Design, RunLimit, _refuse_other, _refuse_other_study
 from gnomon.analysis.compare.statistics import ComparedSetting, summarize
 from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask

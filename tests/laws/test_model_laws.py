@@ -18,11 +18,10 @@ from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.critic import CausalCritic
+from gnomon.models.critic import CausalCritic, ValueHead
 from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
-from gnomon.models.values import ValueHead
 from gnomon.testing import loss_and_gradient, make_batch
 
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnomon.algorithms import GRPO, EmaProximal, Updates
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import CheckpointError
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import MovingAverage

@@ -15,9 +15,8 @@ from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.critic import CausalCritic, head_for, load_critic
+from gnomon.models.critic import CausalCritic, ValueScorer, head_for, load_critic
 from gnomon.models.lora import LoraConfig, adapt
-from gnomon.models.values import ValueScorer
 
 # One minibatch, the policy's learning rate, no clip: the gradient can be told from the new weights (`REVEALING`).
 PLAIN = CriticConfig(learning_rate_ratio=1.0)

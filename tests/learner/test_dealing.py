@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, deal_rows, micro_batches
+from gnomon.learner.forward import PromptRows, Sharing, cut_rows, deal_rows, micro_batches
 
 lengths = st.lists(st.integers(1, 60), max_size=30)
 

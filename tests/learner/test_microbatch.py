@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch
-from gnomon.learner.forward import ForwardRunner
-from gnomon.learner.microbatch import PromptRows, Sharing, cut_rows, deal_rows, micro_batches, trim
+from gnomon.learner.forward import ForwardRunner, PromptRows, Sharing, cut_rows, deal_rows, micro_batches, trim
 from gnomon.learner.sections import LearnerConfig, kept_numbers, token_budget
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model

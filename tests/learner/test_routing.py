@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnomon.algorithms import GRPO, Kl
 from gnomon.core.types import Batch
+from gnomon.learner.forward import trim
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.microbatch import trim
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model

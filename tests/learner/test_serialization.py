@@ -19,7 +19,7 @@ from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.learner.serialization import boxed, packed, unboxed, unpacked
 from gnomon.learner.spec import LearnerSpec
 from gnomon.testing import make_batch
-from gnomon.training.critic_pretraining import monte_carlo
+from gnomon.training.critic_updates import monte_carlo
 
 PPO = presets("ppo")[0]
 DERIVED = [

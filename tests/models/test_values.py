@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError
-from gnomon.models.critic import load_critic
-from gnomon.models.values import ValueScorer
+from gnomon.models.critic import ValueScorer, load_critic
 
 PROMPTS = torch.tensor([3, 3, 2])
 LENGTHS = torch.tensor([8, 6, 7])

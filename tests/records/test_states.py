@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnomon.core.errors import CheckpointError
 from gnomon.core.types import State
-from gnomon.records.states import read_states, write_states
+from gnomon.records.checkpoints import read_states, write_states
 
 TYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

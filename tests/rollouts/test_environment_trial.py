@@ -11,7 +11,7 @@ from gnomon.core.errors import ConfigError, GradingError
 from gnomon.rewards.base import Sample
 from gnomon.rewards.budget import FaultBudget
 from gnomon.rewards.reward_trial import made_answers
-from gnomon.rollouts.environment_trial import try_environment
+from gnomon.rollouts.env_workers import try_environment
 from gnomon.tasks.environment import EnvironmentConfig
 
 HEAD = """

@@ -7,7 +7,7 @@ from tests.rollouts.timed import TimedEngine, stream_of, train, virtually
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch, Grade, Group, Rollout, Task
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.metrics import STOPPED, measure_waste
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch

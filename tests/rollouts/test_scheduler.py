@@ -13,7 +13,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Group, Snapshot, State
 from gnomon.engines.base import Sampling
 from gnomon.engines.pool import EnginePool
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.metrics import measure_stream
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.rollouts.scheduler import InflightGroup, RolloutBatch, RolloutScheduler, choose

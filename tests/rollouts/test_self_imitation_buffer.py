@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.records.states import read_states, write_states
+from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 
 Answer = tuple[int, int, float | None]  # prompt, response token, reward

@@ -10,7 +10,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Completion, Grade, Group, Snapshot, Task
 from gnomon.engines.base import Sampling
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gnomon.core.types import Completion, Grade, Snapshot, Task
 from gnomon.engines.base import Sampling
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutBatch, RolloutScheduler
 

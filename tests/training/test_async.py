@@ -30,7 +30,7 @@ from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, read_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.api import resume, train_experiment

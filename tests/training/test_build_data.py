@@ -14,10 +14,8 @@ from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Task
 from gnomon.models.tiny import save_tiny
 from gnomon.rollouts.curriculum.drift import NoDrift, RescoredDrift
-from gnomon.rollouts.curriculum.greso import GresoCurriculum
-from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.rollouts.curriculum.samplers import GresoCurriculum, PrioritizedCurriculum, UniformCurriculum
 from gnomon.rollouts.curriculum.tracker import FixedValues, ValueTracker
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.tasks.question import dataset_fingerprint
 from gnomon.training.build_data import choosing, grading_of, questions
 

@@ -32,7 +32,7 @@ from gnomon.records.checkpoints import load as load_checkpoint
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, read_rows
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.api import resume, train_experiment

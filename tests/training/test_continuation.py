@@ -22,13 +22,12 @@ from gnomon.config.experiment import load
 from gnomon.core import failpoints
 from gnomon.core.errors import ConfigError, RunDirectoryError, Stopped
 from gnomon.core.types import Grade, Group, Rollout, State, Task
+from gnomon.records.checkpoints import read_states
 from gnomon.records.reading import RunRecord
-from gnomon.records.states import read_states
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, RescoredDrift
-from gnomon.rollouts.curriculum.greso import GresoCurriculum
+from gnomon.rollouts.curriculum.samplers import GresoCurriculum, UniformCurriculum
 from gnomon.rollouts.curriculum.tracker import DecayRule, ValueTracker
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 from gnomon.training.api import continue_run, resume, train_experiment

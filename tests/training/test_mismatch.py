@@ -19,8 +19,7 @@ from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.rounding import rounded
 from gnomon.rollouts.collate import collate
-from gnomon.training.mismatch import DecomposedMismatch
-from gnomon.training.weight_sync import Sending
+from gnomon.training.weight_sync import DecomposedMismatch, Sending
 
 PARTS = ("truncation", "staleness", "engine", "precision", "temperature")
 PROMPT = (256, 50, 43, 50, 61)

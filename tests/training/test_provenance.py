@@ -12,7 +12,7 @@ from gnomon.core.errors import RunDirectoryError
 from gnomon.models.tiny import save_tiny
 from gnomon.records.run_card import Card, run_card, write_card
 from gnomon.training.api import evaluate, train_experiment
-from gnomon.training.provenance import (
+from gnomon.training.continuation import (
     changed_code,
     changes,
     differences,

@@ -23,8 +23,7 @@ from gnomon.core.errors import ConfigError, DatasetError, Stopped
 from gnomon.core.types import Batch, Group, Task
 from gnomon.diagnosis.catalog import SUPERVISED
 from gnomon.diagnosis.doctor import Doctor
-from gnomon.insight.report.rollouts import Reader
-from gnomon.insight.report.scan import scan
+from gnomon.insight.report.rollouts import Reader, scan
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig

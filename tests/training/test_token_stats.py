@@ -13,7 +13,7 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.records.reading import RunRecord
 from gnomon.training.api import train_experiment
-from gnomon.training.token_stats import SampledTokenProbe, telling_rows
+from gnomon.training.run_logger import SampledTokenProbe, telling_rows
 
 SMALL = ("steps=3", "rollouts_per_step=32", "algorithm.num_generations=4", "task.size=60", "evaluation.before=false")
 

@@ -76,10 +76,9 @@ def run(arguments: Sequence[str]) -> int:
 
     check_names(given.experiment, given.overrides, [n for n in given.algorithms.split(",") if not n.endswith(".toml")])
     with working("loading libraries", is_brief=True):
-        from gnomon.analysis.compare.contestants import Design, RunLimit
         from gnomon.analysis.compare.page import text
         from gnomon.analysis.compare.records import Unit
-        from gnomon.analysis.compare.run import NUMBERS, PAGE, conduct, folder_of
+        from gnomon.analysis.compare.run import NUMBERS, PAGE, Design, RunLimit, conduct, folder_of
         from gnomon.core.errors import RunError
         from gnomon.records.console import Console
 

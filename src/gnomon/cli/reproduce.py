@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measure(folder: "ClaimFolder", work: Path, workers: int | None, is_training: bool) -> None:
-    from gnomon.analysis.compare.jobs import cores
+    from gnomon.analysis.compare.run import cores
     from gnomon.core.atomic_files import real_path
     from gnomon.records.console import Console
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gnomon.cluster.engine_actor import EngineSpec
-from gnomon.cluster.engine_group import BroadcastGroup
-from gnomon.cluster.engines import serve_remotely
+from gnomon.cluster.engines import BroadcastGroup, EngineSpec, serve_remotely
 from gnomon.cluster.graders import Graders
 from gnomon.cluster.learners import RayWorkerGroup
 from gnomon.cluster.ray import Cluster, ResourceBundle, check_cluster

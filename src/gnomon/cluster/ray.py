@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from gnomon.cluster import joining, start
-from gnomon.cluster.head_monitor import HeadMonitor
+from gnomon.cluster import start
+from gnomon.cluster.start import HeadMonitor
 from gnomon.core.errors import ClusterError, ConfigError
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import ClusterConfig
@@ -109,7 +109,7 @@ def check_cluster(plan: ClusterConfig, places: Sequence[ResourceBundle], gpus: i
             "lower, join a larger cluster with cluster.address, or set device = 'cpu'"
         )
     if plan.address not in ("", "auto"):
-        joining.knock(plan.address)
+        start.knock(plan.address)
     if not plan.address:
         for python in {place.python for place in places} - {""}:
             _check_python(python)
@@ -160,7 +160,7 @@ class Cluster:
         self._ray, self._plan, self._started = ray, plan, started
         self._folder = start.Folder.made() if started is None else started.folder
         self.places = tuple(places)
-        self.address = joining.head_of(ray, plan.address)
+        self.address = start.head_of(ray, plan.address)
         self._watch = HeadMonitor(self.address, ray.nodes)
         self._group: Any = None
         self._actors: list[Any] = []
@@ -179,9 +179,9 @@ class Cluster:
             ConfigError: If the cluster cannot be reached, or has no room within ``plan.start_seconds``.
         """
         if plan.address:
-            joining.show_key()
+            start.show_key()
             ray, started = import_ray(), None
-            joining.join(ray, plan, warn)
+            start.join(ray, plan, warn)
         else:
             ray, cpus = start.loopback_ray(import_ray), math.ceil(sum(place.cpus for place in places))
             started = start.start(ray, cpus, math.ceil(sum(place.gpus for place in places)), plan.start_seconds)
@@ -219,7 +219,7 @@ class Cluster:
         """The run card's entry: address, size and authentication of the cluster."""
         how = "joined at " + self._plan.address if self._plan.address else "started for this run, on loopback alone"
         nodes = self.nodes
-        lets = "token authentication on" if joining.own_key() else "NO authentication by token"
+        lets = "token authentication on" if start.own_key() else "NO authentication by token"
         return f"Ray {version('ray')}, {how}: {nodes} node{'s' if nodes > 1 else ''}, {lets}"
 
     def of(self, kind: str) -> list[int]:

@@ -10,14 +10,12 @@ from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.protocols import Loss
 from gnomon.core.metrics import Last, Mean, Metrics, Sum
 from gnomon.core.types import Batch, State
-from gnomon.learner.forward import Begun, ForwardRunner
+from gnomon.learner.forward import Begun, ForwardRunner, move, trim
 from gnomon.learner.loss import LossAccumulator
 from gnomon.learner.mesh import Mesh, readable
-from gnomon.learner.microbatch import move, trim
 from gnomon.learner.optimizer import Optimizer
-from gnomon.models.critic import FOLDER, critic_writer
+from gnomon.models.critic import FOLDER, ValueHead, Values, ValueScorer, critic_writer
 from gnomon.models.load import trainable
-from gnomon.models.values import ValueHead, Values, ValueScorer
 from gnomon.models.weight_files import Writer
 
 

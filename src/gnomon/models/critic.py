@@ -1,7 +1,8 @@
-"""A separate value model: from the run's model or a folder, and back to a folder."""
+"""Values and scores: a value head on the policy, a sequence classifier, and a separate value model with its folder."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,272 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gnomon.core.errors import ModelError
+from gnomon.core.errors import ConfigError, ModelError
+from gnomon.models.backbone import Backbone
 from gnomon.models.forward import body_of
-from gnomon.models.load import TINY, load_model, merged_tensors, model_config, model_writer, read_tokenizer
+from gnomon.models.load import (
+    BUILT_IN,
+    TINY,
+    config_of,
+    load_model,
+    local_folder,
+    merged_tensors,
+    model_config,
+    model_writer,
+    read_tokenizer,
+)
 from gnomon.models.tiny import tiny_model
 from gnomon.models.token_strings import parsed, untrusted
-from gnomon.models.values import ValueHead
+from gnomon.models.tokenizer import Tokenizer
 from gnomon.models.weight_files import Read, Writer, folder_writer
 from gnomon.models.weights_check import (
     Fit,
+    check_files,
     check_number_kinds,
     check_numbers,
     check_quantized,
     headers,
     no_report,
     refuse,
+    weight_files,
 )
+
+# Values of the states before each token of the responses, from a padded micro-batch.
+
+
+class ValueHead(nn.Linear):
+    """A linear map from a hidden state to a number: V = w h, float32, without bias, initially zero.
+
+    Args:
+        width: Of the hidden states.
+
+    >>> ValueHead(4)(torch.ones(1, 4)).item()
+    0.0
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1, bias=False, dtype=torch.float32)
+        nn.init.zeros_(self.weight)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A critic's values.
+
+    Attributes:
+        values: Float32[B T], of the state *before* each unmasked token, exact zeros elsewhere.
+        bootstrap: Float32[B], of the state after a sequence's last token; 0 for a row without unmasked tokens.
+        computed: Positions that went through the backbone, padding included.
+    """
+
+    values: Tensor
+    bootstrap: Tensor
+    computed: int
+
+
+class ValueScorer:
+    """Reads a value at the hidden state that predicts a token, before the token is chosen.
+
+    This is position p - 1 for the token at p, the same shift as for log-probabilities. A value read at p would know the
+    token, and the advantage would then compare the token with itself. Rows with one prompt share its computation if the
+    backbone allows it (`prefix`).
+
+    Args:
+        trunk: A causal model of transformers in eval mode, whose own head is unused.
+        head: Hidden state to one number, applied in float32 for every precision of the backbone.
+    """
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
+        self.trunk: Any = trunk
+        self.head = head
+        self._body = Backbone(trunk)
+        self.shares_prompts = self._body.can_share()
+
+    def __call__(
+        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_trunk_frozen: bool = False
+    ) -> Values:
+        """Return the values of the response tokens where ``mask`` is true, with a gradient if torch records one.
+
+        Args:
+            tokens: Int[B S], padded right with any valid id.
+            prompt_lengths: Int[B], >= 1.
+            lengths: Int[B], where responses end.
+            mask: Bool[B T]; column t is the token at position prompt_length + t.
+            is_trunk_frozen: End the gradient at the head.
+
+        Raises:
+            ConfigError: If a prompt is empty, since there is no state before its first response token.
+        """
+        rows, columns = mask.nonzero(as_tuple=True)
+        live = mask.any(1).nonzero()[:, 0]
+        before = prompt_lengths[rows] + columns - 1
+        if rows.numel() == 0:
+            nothing = torch.zeros(mask.shape, device=mask.device)
+            return Values(nothing, nothing.sum(1), 0)
+        if int(before.min()) < 0:
+            raise ConfigError("a prompt has no token, so there is no state before its first response token")
+        wanted = (torch.cat([rows, live]), torch.cat([before, lengths[live] - 1]))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_trunk_frozen):
+            hidden, index = self._hidden(tokens, prompt_lengths, lengths, wanted)
+        states = hidden.flatten(0, 1).index_select(0, index).float()
+        found = nn.functional.linear(states, self.head.weight, self.head.bias)[:, 0]
+        of_tokens, of_ends = found.split([len(rows), len(live)])
+        return Values(
+            values=torch.zeros(mask.shape, device=mask.device).index_put((rows, columns), of_tokens),
+            bootstrap=torch.zeros(len(mask), device=mask.device).index_put((live,), of_ends),
+            computed=hidden.shape[0] * hidden.shape[1],
+        )
+
+    def lies_in_line(self, longest: int) -> bool:
+        """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
+        return self._body.lies_in_line(longest)
+
+    def shares_beginnings(self) -> bool:
+        """Whether what all prompts of such a row begin with is computed once."""
+        return self._body.shares_beginnings()
+
+    def _hidden(
+        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, wanted: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden states Float[N L d], and where in their flattened rows each wanted one is."""
+        packed = self._body.pack(tokens, prompt_lengths, lengths) if self.shares_prompts else None
+        if packed is None:
+            hidden, (rows, positions) = self._body.plain(tokens), wanted
+            return hidden, rows * hidden.shape[1] + positions
+        return self._body.packed(packed, tokens.device), packed.index(*wanted)
+
+
+# A sequence classifier, or a language model with a value head, that gives token sequences their logits.
+
+Encoded = Mapping[str, Sequence[int]]
+"""The inputs of one sequence by transformers' names: ``input_ids``, for some encoders ``token_type_ids``."""
+
+
+@dataclass(frozen=True)
+class ClassifierFiles:
+    """A classifier's config and tokenizer, read without a weight.
+
+    Attributes:
+        labels: The names of its outputs; one of a value head.
+        is_value_head: Whether the outputs are those of a value head that gnomon saved.
+    """
+
+    name: str
+    config: Any
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    is_value_head: bool
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A loaded classifier on its device, in eval mode."""
+
+    files: ClassifierFiles
+    network: Any
+    device: torch.device
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Encoded], batch_size: int) -> Tensor:
+        """Return Float32[rows, labels] on the CPU; sequences of like length share a forward pass.
+
+        A config without a padding token makes transformers read the last token of a single sequence and refuse
+        several. A token that none of them has is the padding then, so that the last token is read in each.
+        """
+        order = sorted(range(len(rows)), key=lambda row: (len(rows[row]["input_ids"]), row))
+        found = torch.empty(len(rows), len(self.files.labels))
+        for start in range(0, len(rows), batch_size):
+            chosen = order[start : start + batch_size]
+            found[chosen] = self._forward([rows[row] for row in chosen]).float().cpu()
+        return found
+
+    def _forward(self, rows: Sequence[Encoded]) -> Tensor:
+        tokens = [torch.tensor(row["input_ids"]) for row in rows]
+        lengths = torch.tensor([len(row) for row in tokens], device=self.device)
+        text = self.network.config.get_text_config()
+        is_stated = text.pad_token_id is not None
+        used = set(torch.cat(tokens).tolist())
+        pad = text.pad_token_id if is_stated else next(i for i in range(len(used) + 1) if i not in used)
+        padded = {"input_ids": nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=pad)}
+        if "token_type_ids" in rows[0]:
+            kinds = [torch.tensor(row["token_type_ids"]) for row in rows]
+            padded["token_type_ids"] = nn.utils.rnn.pad_sequence(kinds, batch_first=True)
+        inputs = {name: tensor.to(self.device) for name, tensor in padded.items()}
+        mask = (torch.arange(inputs["input_ids"].shape[1], device=self.device) < lengths[:, None]).long()
+        if isinstance(self.network, CausalCritic):
+            hidden = self.network.get_decoder()(attention_mask=mask, use_cache=False, **inputs).last_hidden_state
+            last = hidden[torch.arange(len(rows), device=self.device), lengths - 1]
+            values: Tensor = self.network.score(last.float())
+            return values
+        text.pad_token_id = pad
+        try:
+            logits: Tensor = self.network(attention_mask=mask, **inputs).logits
+        finally:
+            if not is_stated:
+                text.pad_token_id = None
+        return logits
+
+
+def read_classifier(name: str) -> ClassifierFiles:
+    """Return what a classifier's config and tokenizer say, after checking its files without reading a weight.
+
+    Args:
+        name: A folder in the Hugging Face layout, or a hub name ("org/name").
+
+    Raises:
+        ModelError: If it is missing, has no head, lacks weights, is quantized, or has no tokenizer.
+    """
+    if name in BUILT_IN:
+        raise ModelError(f"reward model '{name}' is a language model without a head; give a sequence classifier")
+    config, folder = config_of(name), local_folder(name)
+    tokenizer = read_tokenizer(_place(name))
+    if folder is not None and head_file(folder) is not None:
+        return ClassifierFiles(name, config, tokenizer, ("value",), True)
+    stated = config.architectures or []
+    if not any(architecture.endswith("ForSequenceClassification") for architecture in stated):
+        raise ModelError(
+            f"reward model '{name}' has no head, so its scores would come from new weights: its config.json says "
+            f"architectures {stated}; give a sequence classifier (...ForSequenceClassification), or a folder that "
+            "gnomon saved with a value head"
+        )
+    check_quantized(config, name)
+    if folder is not None and weight_files(folder):
+        check_files(_empty(config, name), headers(folder), name)
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    return ClassifierFiles(name, config, tokenizer, labels, False)
+
+
+def load_classifier(files: ClassifierFiles, dtype: torch.dtype, device: torch.device) -> Classifier:
+    """Return the classifier with its weights in ``dtype``, on ``device``.
+
+    Raises:
+        ModelError: If weights are missing, which would begin at random, do not fit the config, or are no numbers.
+    """
+    if files.is_value_head:
+        folder = _place(files.name)
+        return Classifier(files, load_critic(folder, folder, dtype, device=device), device)
+    from transformers import AutoModelForSequenceClassification
+
+    with parsed(f"reward model '{files.name}' cannot be loaded"), no_report():
+        network, loading = AutoModelForSequenceClassification.from_pretrained(
+            _place(files.name), dtype=dtype, output_loading_info=True
+        )
+    refuse(Fit.of(loading), files.name)
+    check_numbers(network, files.name)
+    return Classifier(files, network.eval().to(device), device)
+
+
+def _place(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
+
+
+def _empty(config: Any, name: str) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.device("meta"), parsed(f"reward model '{name}': its config.json makes no sequence classifier"):
+        return AutoModelForSequenceClassification.from_config(config)
+
 
 FOLDER, HEAD_FILE = "critic", "value_head.safetensors"
 POLICY = "policy"

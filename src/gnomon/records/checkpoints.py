@@ -2,12 +2,20 @@
 
 import errno
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from gnomon.core.atomic_files import (
     numbered,
@@ -20,10 +28,161 @@ from gnomon.core.atomic_files import (
 )
 from gnomon.core.errors import LIMITS, CheckpointError, refusal_of
 from gnomon.core.failpoints import reach
+from gnomon.core.tensor_files import stored, write_tensors
 from gnomon.core.types import State
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
-from gnomon.records.states import read_states, write_states
+
+# States of a checkpoint that are well-formed and hold what no part of that kind writes.
+
+_LARGEST = 2**53
+
+
+def check_form(saved: State, own: State | None) -> None:
+    """Refuse a state whose values or tensors cannot be a part's.
+
+    Args:
+        own: A state of the part itself, whose types, shapes and lists the saved one must have; None where only what
+            holds of every part is looked at: whole numbers from 0 to 2^53.
+
+    Raises:
+        ValueError: A value has another type, shape or range; the message names the value.
+    """
+    for name, value in saved.values.items():
+        mine = None if own is None else own.values.get(name)
+        _check_known(name, value, mine) if own is not None and name in own.values else _check_any(name, value)
+    for name, tensor in own.tensors.items() if own is not None else ():
+        if name in saved.tensors:
+            _check_tensor(name, saved.tensors[name], tensor)
+
+
+def _check_known(name: str, value: Any, own: Any) -> None:
+    if isinstance(own, Mapping):
+        _require(isinstance(value, Mapping) and value.keys() == own.keys(), name, value, f"an object of {sorted(own)}")
+        for key in own:
+            _check_known(f"{name}.{key}", value[key], own[key])
+    elif isinstance(own, list):
+        _require(isinstance(value, list), name, value, "a list")
+        is_alike = len(value) == len(own)
+        for place, inner in enumerate(value):
+            where = f"{name}[{place}]"
+            _check_known(where, inner, own[place]) if is_alike else _check_any(where, inner)
+    elif own is None:
+        _check_any(name, value, is_flat=True)
+    elif isinstance(own, float):
+        is_sound = type(value) in (int, float) and (math.isfinite(value) or not math.isfinite(own))
+        _require(is_sound, name, value, "a finite number")
+    elif type(own) is int:
+        _require(type(value) is int and 0 <= value <= _LARGEST, name, value, "a whole number from 0 to 2^53")
+    else:
+        _require(type(value) is type(own), name, value, f"a {type(own).__name__}")
+
+
+def _check_any(name: str, value: Any, is_flat: bool = False) -> None:
+    if isinstance(value, Mapping | list):
+        _require(not is_flat, name, value, "one value")
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, inner in pairs:
+            _check_any(f"{name}[{key}]", inner)
+    elif type(value) is int:
+        _require(0 <= value <= _LARGEST, name, value, "a whole number from 0 to 2^53")
+    else:
+        _require(type(value) is not bool or not is_flat, name, value, "a number or null")
+
+
+def _check_tensor(name: str, tensor: Tensor, own: Tensor) -> None:
+    # What is empty at the beginning grows.
+    grows = own.dim() > 0 and own.shape[0] == 0
+    found, asked = (tensor.shape[1:], own.shape[1:]) if grows else (tensor.shape, own.shape)
+    if tensor.dtype != own.dtype or tensor.dim() != own.dim() or found != asked:
+        raise ValueError(
+            f"the tensor {name} is {tensor.dtype} of shape {list(tensor.shape)}, and should be {own.dtype} of shape "
+            f"{['any', *asked] if grows else list(asked)}"
+        )
+
+
+def _require(holds: bool, name: str, value: Any, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {repr(value)[:60]}, and should be {what}")
+
+
+# The states of a run's parts as files: tensors in safetensors, values in JSON.
+
+_PART = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
+    """Write ``PART.safetensors`` and ``PART.json`` for each part; return the XXH3 of each of the first.
+
+    Of a part that several processes hold, each writes its share into the folder ``PART``.
+
+    Tensors of any type and shape come back bit for bit, on the CPU. Values come back equal: integers and floats
+    exactly, NaN and infinities too; a tuple comes back as a list.
+
+    Raises:
+        CheckpointError: The files cannot have a name, or JSON has no form for a value.
+        OSError: A file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    hashes: dict[Path, str] = {}
+    for name, state in parts.items():
+        if not _PART.fullmatch(name):
+            raise CheckpointError(f"the part {name!r} needs a name of letters, digits, _ and - alone")
+        _check(state.values, name)
+        if state.shares is not None:
+            (folder / name).mkdir()
+            hashes |= state.shares.write(folder / name)
+        else:
+            path = folder / f"{name}.safetensors"
+            hashes[path] = write_tensors(path, {**state.tensors, **state.lent})
+        (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
+        reach("checkpoint-file")
+    return hashes
+
+
+def read_states(folder: Path, lazily: Collection[str] = ()) -> dict[str, State]:
+    """Return what `write_states` wrote.
+
+    Args:
+        lazily: Parts whose tensors come as `StoredTensor`, read when their rows are asked for: before the files go. So
+            do those of a part that several processes wrote.
+
+    Raises:
+        CheckpointError: The message names the file that is none of its.
+    """
+    parts: dict[str, State] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            tensors: Any
+            if (place := path.with_suffix("")).is_dir():
+                tensors = stored(place)
+            elif path.stem in lazily:
+                tensors = stored(path.with_suffix(".safetensors"))
+            else:
+                # Cloned, for what was loaded is a view of the file, and the file goes when newer checkpoints come.
+                tensors = {name: tensor.clone() for name, tensor in load_file(path.with_suffix(".safetensors")).items()}
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, OSError) as error:
+            raise CheckpointError(f"the state {path.with_suffix('')} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"the state {path} holds a {type(values).__name__}, not an object of values")
+        parts[path.stem] = State(tensors, values)
+    return parts
+
+
+def _check(value: Any, path: str) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{path} has the key {key!r}: JSON has only text as keys, and 1 would become '1'")
+            _check(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check(inner, f"{path}[{index}]")
+    elif not (value is None or type(value) in (bool, int, float, str)):
+        kind = "a tensor; it belongs into State.tensors" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise CheckpointError(f"{path} is {kind}, which JSON does not have")
+
 
 BEST = "best.json"
 SPARE = 1.1

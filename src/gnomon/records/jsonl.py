@@ -209,3 +209,17 @@ def _step(line: bytes) -> float:
     row = parsed(line)
     step = None if row is None else row.get("step")
     return step if type(step) is int else math.inf
+
+
+def waste_cause(name: str) -> str:
+    """Return the cause that a metric ``waste/CAUSE_fraction`` measures, "" for any other metric.
+
+    Earlier versions recorded "stale" for what is "off_policy" now: ``stream/stale_rollouts`` counts something else.
+
+    >>> waste_cause("waste/clipped_fraction"), waste_cause("waste/stale_fraction"), waste_cause("loss/policy")
+    ('clipped', 'off_policy', '')
+    """
+    if not (name.startswith("waste/") and name.endswith("_fraction")):
+        return ""
+    cause = name.removeprefix("waste/").removesuffix("_fraction")
+    return "off_policy" if cause == "stale" else cause

@@ -108,20 +108,6 @@ class RunRecord:
         return bool(done) and (is_spent or done[-1]["step"] >= self.steps())
 
 
-def waste_cause(name: str) -> str:
-    """Return the cause that a metric ``waste/CAUSE_fraction`` measures, "" for any other metric.
-
-    Earlier versions recorded "stale" for what is "off_policy" now: ``stream/stale_rollouts`` counts something else.
-
-    >>> waste_cause("waste/clipped_fraction"), waste_cause("waste/stale_fraction"), waste_cause("loss/policy")
-    ('clipped', 'off_policy', '')
-    """
-    if not (name.startswith("waste/") and name.endswith("_fraction")):
-        return ""
-    cause = name.removeprefix("waste/").removesuffix("_fraction")
-    return "off_policy" if cause == "stale" else cause
-
-
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
     """Return (step, value) of each row that has such a `number`.
 

@@ -6,23 +6,135 @@ its environment from reset to close. A worker is ended with all that it started 
 """
 
 import asyncio
+import json
 import os
+import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.processes.server import run_program
 from gnomon.core.tables import build
+from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
-from gnomon.tasks.agent_program import AgentProgram, check_agent
-from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, UserEnv, check_class
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.env_adapter import (
+    EnvAdapter,
+    EnvReply,
+    UserEnv,
+    accepted_arguments,
+    check_class,
+    check_settings,
+    check_text,
+    checked_reward,
+    maybe_await,
+)
+from gnomon.tasks.environment import EnvironmentConfig, Reply
 from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game, check_server
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
+
+# An agent in a process of its own: a function of the user's, or a command. No torch.
+#
+# It finds the policy by environment variables (`rollouts/agent.py`), and runs to its end within one request of
+# `tasks/env_server.py`, whose worker is then ended with all that the agent started.
+
+_MOST_BYTES = 1 << 20
+"""Of what a command prints."""
+
+
+class AgentProgram:
+    """One run of an agent."""
+
+    schemas: tuple[dict[str, Any], ...] = ()
+
+    def __init__(self, plan: EnvironmentConfig) -> None:
+        self._plan = plan
+
+    async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
+        """Run it. A text that it returns or prints is its answer, a number its reward, a `Reply` both.
+
+        Raises:
+            TypeError: A function returned something else.
+            ToolRaised: A command failed, or printed too much.
+        """
+        if self._plan.command:
+            said: Any = await _run(self._plan.command, prompt, columns)
+        else:
+            function = find_member(self._plan.use, "agent")
+            offered = {**{str(name): value for name, value in columns.items()}, "prompt": prompt}
+            given = {**accepted_arguments(function, offered), **self._plan.settings}
+            said = await maybe_await(function(**given))
+        if said is None or isinstance(said, str):
+            said = Reply(said or "")
+        elif not isinstance(said, Reply):
+            try:
+                said = Reply(reward=checked_reward(said))
+            except ValueError as error:
+                raise TypeError(f"an agent returns a text, a reward, a Reply or None: {error}") from error
+        check_text(said.text, "the agent")
+        return EnvReply((("assistant", said.text),) if said.text else (), checked_reward(said.reward), True)
+
+    async def reply(self, text: str) -> EnvReply:
+        """Never: an agent asks, and is not asked."""
+        raise NotImplementedError
+
+    async def end(self) -> float | None:
+        """Nothing is left to let go of."""
+        return None
+
+
+async def _run(command: tuple[str, ...], prompt: str, columns: Mapping[str, Any]) -> str:
+    """Run a command, its standard input the question as JSON, and return what it printed."""
+    program = await asyncio.create_subprocess_exec(
+        *(part.replace("{prompt}", prompt) for part in command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stderr is not None
+    program.stdin.write(json.dumps({**columns, "prompt": prompt}, default=str).encode())
+    program.stdin.close()
+    printed, warned = await asyncio.gather(_read(program.stdout), _read(program.stderr))
+    status = await program.wait()
+    if status:
+        last = warned.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ToolRaised(f"{command[0]} ended with status {status}: {last[:200]}")
+    return printed.decode(errors="replace").strip()
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """Return all that is written, to the end.
+
+    Raises:
+        ToolRaised: It is more than a program says.
+    """
+    read = b""
+    while some := await stream.read(1 << 16):
+        read += some
+        if len(read) > _MOST_BYTES:
+            raise ToolRaised(f"it printed more than {_MOST_BYTES} bytes")
+    return read
+
+
+def check_agent(plan: EnvironmentConfig) -> None:
+    """Import the function and compare the settings with its parameters, or find the command's program.
+
+    Raises:
+        RewardError: The function is not found.
+        ConfigError: The function takes other settings, or there is no such program.
+    """
+    if plan.command:
+        if shutil.which(plan.command[0]) is None:
+            raise ConfigError(f"environment.command begins with '{plan.command[0]}', and there is no such program")
+        return
+    check_settings(find_member(plan.use, "agent"), plan, is_partial=True)
+
 
 LONGEST_REPLY = 80_000
 """Characters of a reply that cross to the run, at twelve bytes each within what `worker_pool.LONGEST_ANSWER` allows.

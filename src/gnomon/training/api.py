@@ -53,7 +53,7 @@ from gnomon.rewards.function import UserFunction
 from gnomon.rewards.judge_client import JudgeCache
 from gnomon.rewards.reward_trial import made_answers, try_rewards
 from gnomon.rollouts.agent import try_agent
-from gnomon.rollouts.environment_trial import try_environment
+from gnomon.rollouts.env_workers import try_environment
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.gold_answers import sparse_rows
@@ -74,26 +74,31 @@ from gnomon.training.build_data import (
 from gnomon.training.build_engines import said_of_serving
 from gnomon.training.build_workers import opened
 from gnomon.training.checks import check_serving, check_settings
-from gnomon.training.continuation import Continuation, Inheritance, ParentRun, settled, write_keys
-from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
-from gnomon.training.evaluate import Evaluation
-from gnomon.training.notes import starting_notes
-from gnomon.training.provenance import (
+from gnomon.training.continuation import (
+    Continuation,
+    Inheritance,
+    ParentRun,
     changed_code,
     changes,
+    find_resume_point,
     foreign_code,
     is_begun,
     latest_session,
     other_experiment,
     own_code_of,
     refuse_other_code,
+    rewind,
     say_whose_code,
+    settled,
     sources_of,
+    write_keys,
 )
+from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
+from gnomon.training.evaluate import Evaluation
+from gnomon.training.notes import starting_notes
 from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.result import Result
 from gnomon.training.result import load as load_run
-from gnomon.training.resume import find_resume_point, rewind
 from gnomon.training.reward_models import PolicyJudge, check_judging_policy, check_reward_models
 from gnomon.training.run import StopRequest
 from gnomon.training.run_logger import FinishedStep

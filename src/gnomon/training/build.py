@@ -47,25 +47,32 @@ from gnomon.training.build_engines import load_network, serve_alone
 from gnomon.training.build_workers import RunCluster, judging, staged
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.continuation import Inheritance
-from gnomon.training.critic_pretraining import ValuePretraining, monte_carlo
-from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic
+from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic, ValuePretraining, monte_carlo
 from gnomon.training.evaluate import Evaluation, Evaluator, Exam, LikelihoodEvaluator, read_evaluations
-from gnomon.training.live_diagnosis import live_diagnosis
 from gnomon.training.logged_rollouts import LoggedRollouts, said_of_policy
-from gnomon.training.mismatch import DecomposedMismatch, MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
 from gnomon.training.reward_models import PolicyJudge
 from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
-from gnomon.training.run_logger import FinishedStep, RunLogger, SupervisedMetrics
+from gnomon.training.run_logger import (
+    FinishedStep,
+    NoTokenProbe,
+    RunLogger,
+    SampledTokenProbe,
+    SupervisedMetrics,
+    TokenProbe,
+    live_diagnosis,
+)
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation, SelfImitationUpdates
 from gnomon.training.staleness_filter import EssFilter, NoFilter, StalenessFilter
-from gnomon.training.token_stats import NoTokenProbe, SampledTokenProbe, TokenProbe
 from gnomon.training.train_loop import train
 from gnomon.training.watchdog import run_with_watchdog
 from gnomon.training.weight_sync import (
     CalibratedTolerance,
+    DecomposedMismatch,
     FixedTolerance,
+    MismatchProbe,
+    NoMismatchProbe,
     NoWeightSync,
     Sending,
     VerifiedWeightSync,

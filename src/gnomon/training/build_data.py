@@ -33,11 +33,13 @@ from gnomon.rewards.sandbox.selftest import enforced_by
 from gnomon.rollouts.agent import PolicyTemplates
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex, TaskValues, is_informative
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift, Drift, NoDrift, RescoredDrift
-from gnomon.rollouts.curriculum.greso import GresoCurriculum
-from gnomon.rollouts.curriculum.mastered import NoPositiveCurriculum
-from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum
+from gnomon.rollouts.curriculum.samplers import (
+    GresoCurriculum,
+    NoPositiveCurriculum,
+    PrioritizedCurriculum,
+    UniformCurriculum,
+)
 from gnomon.rollouts.curriculum.tracker import DecayRule, FixedValues, RoleValues, ValueTracker
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
 from gnomon.rollouts.env_workers import describe
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 from gnomon.tasks.base import TaskSet

@@ -19,10 +19,9 @@ from gnomon.learner.base import SavableLearner
 from gnomon.models.folder import Belongings
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.records.background import Background
-from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
+from gnomon.records.checkpoints import CheckpointRef, Checkpoints, check_form, load
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
-from gnomon.records.forms import check_form
 from gnomon.records.memory import free_memory_bytes
 from gnomon.records.rng_state import Generators
 from gnomon.records.state_audit import uncounted, unsaved_generators

@@ -1,6 +1,8 @@
-"""Go on with a run after its end: what may change, and what is kept."""
+"""A run goes on: what changed since its last session, from which checkpoint, and what may change after its end."""
 
 import hashlib
+import os
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +16,309 @@ from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 
+from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.sections import OptimalValue
 from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
-from gnomon.core.atomic_files import read_plain, real_path, write_durably
-from gnomon.core.errors import ConfigError, RunDirectoryError
-from gnomon.core.tables import to_table
+from gnomon.core.atomic_files import drop_step_files, read_plain, read_plain_text, real_path, write_durably
+from gnomon.core.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError
+from gnomon.core.redaction import shortened
+from gnomon.core.tables import parse_toml, reach, reach_table, to_table
 from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.records.checkpoints import CheckpointRef, load
+from gnomon.models.remote_code import revision
+from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
+from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.ownership import check_own
-from gnomon.records.run_card import questions_of, write_extension
+from gnomon.records.reading import RunRecord
+from gnomon.records.run_card import Card, end_of, newest_session, questions_of, write_extension
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.judge import RubricJudge
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.tasks.base import TaskSet
+from gnomon.tasks.environment import PYTHON, SHELL
 from gnomon.tasks.question import dataset_fingerprint
 from gnomon.training.budget import BudgetTracker
 from gnomon.training.build_data import PromptChoice, keys_of, questions
 from gnomon.training.checkpointing import restored
 from gnomon.training.eval_spec import checkpoint_of
-from gnomon.training.provenance import changed_settings
+
+# Detect changes since the last session of a run: experiment, versions, hardware, the user's code.
+
+_MOST_DIFFERENCES, _LONGEST_VALUE = 5, 80
+_COMMIT = 12
+_MACHINE = {"device": "the device", "cpu": "the processor", "threads": "the number of threads"}
+
+
+def is_begun(run_dir: Path, asked: str) -> bool:
+    """Whether a run of this very experiment, as its file has it, is there: the same command goes on with it."""
+    try:
+        return read_plain(RunDirectory(run_dir).experiment) == asked.encode()
+    except OSError:
+        return False
+
+
+def other_experiment(run_dir: Path, asked: str) -> str:
+    """Return what differs between the experiment of the run that is there and this file; "" where none can be read."""
+    try:
+        there = parse_toml(read_plain_text(RunDirectory(run_dir).experiment))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return listed(differences(there, tomllib.loads(asked))) if there else ""
+
+
+def changed_settings(there: Any, asked: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the leaves in which two tables differ: path to both values, None where a table has none.
+
+    >>> changed_settings({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
+    {'a.b': (1, 2), 'c': (None, 'x')}
+    """
+    if isinstance(there, dict) and isinstance(asked, dict):
+        keys = sorted(there.keys() | asked.keys())
+        below = [changed_settings(there.get(key), asked.get(key), f"{path}.{key}".lstrip(".")) for key in keys]
+        return {place: values for found in below for place, values in found.items()}
+    return {} if there == asked else {path: (there, asked)}
+
+
+def differences(there: Any, asked: Any) -> list[str]:
+    """Return what differs between two tables, one sentence a leaf.
+
+    >>> differences({"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"})
+    ['a.b is 1 there and 2 here', "c is nothing there and 'x' here"]
+    """
+
+    def said(value: Any) -> str:
+        return "nothing" if value is None else shortened(repr(value), _LONGEST_VALUE)
+
+    return [f"{path} is {said(a)} there and {said(b)} here" for path, (a, b) in changed_settings(there, asked).items()]
+
+
+def listed(found: Sequence[str]) -> str:
+    """Return the first few differences as one text, and how many more there are.
+
+    >>> listed(["a", "b"])
+    'a; b'
+    """
+    more = len(found) - _MOST_DIFFERENCES
+    return "; ".join(found[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def latest_session(run: Path) -> Mapping[str, Any]:
+    """Return what the card says of the run's newest session; nothing where it is new, or its card is damaged."""
+    return newest_session(RunRecord(run).card())
+
+
+def changes(before: Mapping[str, Any], now: Card) -> list[str]:
+    """Return what a session is told that does not run on what the one before it ran on; nothing where it does.
+
+    Both are sound runs, but the bits that `Card.reproducibility` promises are of equal versions, processor and threads.
+    """
+    there = reach_table(before, "versions")
+    found = [_went(name, there[name], now.versions[name]) for name in now.versions if name in there]
+    found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
+    # Files that were changed, or an installed copy, have no commit of their own.
+    source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
+    commits = (_short(reach(code, "gnomon.commit")) for code in (before.get("code"), now.code))
+    found.append(_went("gnomon's source", *commits) or source)
+    said = [change for change in found if change]
+    told = [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
+    if before.get("settings", now.settings) != now.settings:
+        told.append("the run's experiment.toml was edited since the last session: steps from here on are another's")
+    return told
+
+
+def say_whose_code(experiment: Experiment, console: Console) -> None:
+    """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
+    for code in foreign_code(experiment):
+        console.say(f"runs your code: {code}")
+    tasks = (reward for task in experiment.evaluation.tasks for reward in task.rewards)
+    for judge in (r.verifier for r in (*experiment.rewards, *tasks) if isinstance(r.verifier, RubricJudge)):
+        console.say(f"asks a judge: {judge.url}, {f'with the key in {judge.variable}' if judge.variable else 'no key'}")
+    for model, own in own_code_of(experiment).items():
+        console.warn(f"the own code of the model {model} may run (trust_remote_code): {own or 'it brings none'}")
+
+
+def foreign_code(experiment: Experiment) -> tuple[str, ...]:
+    """Return the user's own functions and classes that a run executes, each with what it is.
+
+    They are as the experiment names them, and no name is looked for anywhere else, so nothing else of the user's runs.
+    """
+    named = [f"reward {r.verifier.function}" for r in experiment.rewards if isinstance(r.verifier, UserFunction)]
+    named += [f"engine {experiment.engine.kind}"] if experiment.engine.is_own else []
+    plan = experiment.environment
+    if plan is not None:
+        named += [f"environment {plan.use}"] if plan.use else []
+        named += [f"agent {plan.names}"] if plan.command else []
+        named += [f"tool {tool}" for tool in plan.tools if tool not in (PYTHON, SHELL)]
+    return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
+
+
+def sources_of(experiment: Experiment) -> dict[str, str]:
+    """Return the user's files that a run executes, as the experiment names them, each with its SHA-256."""
+    files = {code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment)}
+    there = {name: Path(name) for name in sorted(files) if name.endswith(".py") and Path(name).is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
+
+
+def own_code_of(experiment: Experiment) -> dict[str, str]:
+    """Return the models whose own code may run, policy and critic, each with what tells that code from any other."""
+    critic = experiment.algorithm.critic
+    trusted = [experiment.model] if experiment.trust_remote_code else []
+    trusted += [critic.initial] if critic is not None and critic.trust_remote_code else []
+    return {model: revision(model) for model in trusted}
+
+
+def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Refuse a model's own code that is not what ran in the session before: nobody has said that it is trusted.
+
+    Raises:
+        ModelError: If it is another; none of it has run.
+    """
+    there = reach_table(before, "trusted_models")
+    for model, own in now.items():
+        if there.get(model, own) != own:
+            raise ModelError(
+                f"the own code of the model {model} is not what this run trusted so far: that was "
+                f"{there[model] or 'none'}, and it is {own or 'none'} now; bring the former back, or read the new one "
+                "and start another run with --run-dir DIR"
+            )
+
+
+def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each of the user's files that is not as it was in the session before."""
+    there = reach_table(before, "sources")
+    return [
+        f"{name} has changed since this run last used it: earlier steps were made with the former code; to make all "
+        "of them with the new one, start another run with --run-dir DIR"
+        for name, digest in sources.items()
+        if there.get(name, digest) != digest
+    ]
+
+
+def _own_pieces(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(piece := node.get("piece"), str) and ":" in piece:
+            yield piece
+        node = list(node.values())
+    for below in node if isinstance(node, list) else ():
+        yield from _own_pieces(below)
+
+
+def _went(what: str, there: Any, here: Any) -> str:
+    is_change = there is not None and here is not None and there != here
+    return f"{what} went from {shortened(str(there), _LONGEST_VALUE)} to {here}" if is_change else ""
+
+
+def _short(said: Any) -> str | None:
+    return said[:_COMMIT] if isinstance(said, str) and said else None
+
+
+# Find the checkpoint to resume from, and truncate the logs to the checkpoint's step.
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The place from which a run goes on.
+
+    Attributes:
+        found: The newest sound checkpoint; None at the beginning.
+        batches: How many batches of value pretraining the run has made; None when that phase is over, or the run has no
+            such phase.
+        first: Steps that were made by the run that this one continues.
+    """
+
+    found: CheckpointRef | None
+    batches: int | None = None
+    first: int = 0
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.first if self.found is None else self.found.step
+
+    @property
+    def said(self) -> str:
+        """What a person is told beside the step."""
+        return "" if self.batches is None else f", after batch {self.batches} of value pre-training"
+
+    def warnings(self, directory: RunDirectory) -> Iterator[str]:
+        """Yield what is not as a run leaves it."""
+        yield from () if self.found is None else self.found.warnings
+        if self.found is None:
+            kept = "; what it recorded is kept in a folder former-N" if _recorded(directory) else ""
+            yield f"{directory.path} has no checkpoint yet, so it begins again at step {self.first}{kept}"
+        missing = self.step - self.first - sum(step <= self.step for step in _recorded(directory))
+        if missing > 0:
+            yield (
+                f"{directory.metrics} lacks {missing} of the {self.step} steps before this checkpoint: they were made, "
+                "and will not be made again, so curves and totals go without them"
+            )
+
+
+def find_resume_point(directory: RunDirectory, experiment: Experiment) -> ResumePoint:
+    """Return where the run stands; nothing is changed.
+
+    Raises:
+        CheckpointError: If all checkpoints are damaged.
+        RunDirectoryError: If they are gone though the run had some: it would be begun again over its own records.
+    """
+    plan = experiment.checkpoints
+    for folder in (directory.checkpoints, directory.pretraining_checkpoints):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise CheckpointError(f"{folder} is no folder; bring back the checkpoints, or move away what is there")
+    found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
+    if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
+        return ResumePoint(replace(found, step=0), found.step)
+    if found is None:
+        _refuse_lost(directory, plan.every, experiment.first_step)
+    return ResumePoint(found, first=experiment.first_step)
+
+
+def rewind(directory: RunDirectory, at: ResumePoint) -> None:
+    """Remove what was written after the checkpoint; it will be written again. Without one everything is set aside."""
+    kept = -1 if at.found is None else at.step
+    if at.found is None:
+        directory.set_aside()
+    if at.batches is None:
+        # Over, or never saved: a crash may have left its folder behind.
+        shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
+    if at.batches is not None:
+        drop_after(directory.pretraining, at.batches)
+    Checkpoints(directory.checkpoints).sweep()
+    for left in directory.path.glob(".*.tmp"):
+        left.unlink(missing_ok=True)
+    for path in (directory.metrics, directory.evaluations, directory.findings):
+        drop_after(path, kept)
+    for folder, suffix in ((directory.answers, "jsonl"), (directory.rollouts, "jsonl"), (directory.batches, "json")):
+        drop_step_files(folder, suffix, kept)
+
+
+def _refuse_lost(directory: RunDirectory, every: int, first: int) -> None:
+    made = max([*_recorded(directory), *RunRecord(directory.path).rollout_steps()], default=first) - first
+    if directory.saved.exists() or _must_have_saved(directory, every, made):
+        raise RunDirectoryError(
+            f"{directory.checkpoints} has no checkpoint, though {made} steps were made and some were saved: they are "
+            "gone, or on a disk that is not mounted; nothing was changed. Bring them back; or begin again as another "
+            f"run: gnomon train {quote(str(directory.experiment))} --run-dir DIR"
+        )
+
+
+def _must_have_saved(directory: RunDirectory, every: int, made: int) -> bool:
+    """Whether a run without a mark of having saved, for example an older version's, saved all the same."""
+    if directory.checkpoints.is_dir() and any(directory.checkpoints.glob(".tmp-*")):
+        return every > 0 and made > 2 * every
+    # A checkpoint is on the disk before the next one is begun, and that comes after its step's metrics.
+    due = every * (2 if directory.checkpoints.is_dir() else 1)
+    record = RunRecord(directory.path)
+    return (every > 0 and made > due) or (record.made_its_last() and not end_of(record.card()))
+
+
+def _recorded(directory: RunDirectory) -> set[int]:
+    """Return the steps that have metrics."""
+    return {row["step"] for row in step_rows(directory.metrics)}
+
 
 LENGTH = ("steps", "budget.tokens", "budget.seconds")
 """Settings that say how long a run is, and that may change within it."""

@@ -15,7 +15,7 @@ from gnomon.core.sections import EngineConfig, GrammarConfig
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.grammar import Grammar
 from gnomon.learner.precision import dtype_of, resolve_precision
-from gnomon.models.classifier import Classifier, ClassifierFiles, Encoded, load_classifier, read_classifier
+from gnomon.models.critic import Classifier, ClassifierFiles, Encoded, load_classifier, read_classifier
 from gnomon.models.device import resolve_device
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.rewards.base import Sample, VerifierError

@@ -17,16 +17,13 @@ from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker
 from gnomon.training.budget import BudgetTracker
-from gnomon.training.critic_pretraining import ValuePretraining
-from gnomon.training.critic_updates import CriticUpdates, NoCritic, shuffle_seed
+from gnomon.training.critic_updates import CriticUpdates, NoCritic, ValuePretraining, shuffle_seed
 from gnomon.training.evaluate import Evaluator, LikelihoodEvaluator
-from gnomon.training.mismatch import MismatchProbe, NoMismatchProbe
 from gnomon.training.nonfinite_guard import Guard, NoGuard
-from gnomon.training.run_logger import RunLogger
+from gnomon.training.run_logger import NoTokenProbe, RunLogger, TokenProbe
 from gnomon.training.self_imitation import ImitationUpdates, NoImitation
 from gnomon.training.staleness_filter import NoFilter, StalenessFilter
-from gnomon.training.token_stats import NoTokenProbe, TokenProbe
-from gnomon.training.weight_sync import PlainWeightSync, WeightSync
+from gnomon.training.weight_sync import MismatchProbe, NoMismatchProbe, PlainWeightSync, WeightSync
 
 
 @dataclass

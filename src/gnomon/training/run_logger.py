@@ -5,15 +5,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, zip_longest
+from shlex import quote
+from typing import Any
 
 from gnomon.core.failpoints import reach
 from gnomon.core.metrics import Last, Max, Mean, Metrics
+from gnomon.core.sections import DoctorConfig
 from gnomon.core.types import Batch, Group, Rollout
+from gnomon.diagnosis.catalog import chosen
+from gnomon.diagnosis.current_findings import CurrentFindings
+from gnomon.diagnosis.doctor import Doctor
+from gnomon.diagnosis.finding import SEVERITIES, Finding
+from gnomon.diagnosis.recorded import groups_of, replay
 from gnomon.diagnosis.text_metrics import measure_answers
+from gnomon.learner.base import Learner
 from gnomon.records.batches import BatchLog
 from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
 from gnomon.records.eval_records import AnswerLog
-from gnomon.records.jsonl import JsonLines, JsonlSink
+from gnomon.records.jsonl import JsonLines, JsonlSink, Warn
+from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RolloutLog
 from gnomon.records.sinks import Sink
 from gnomon.records.token_records import TokenStats
@@ -22,7 +34,156 @@ from gnomon.rollouts.metrics import peak_memory_bytes, said_of_failures
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
 from gnomon.training.evaluate import Evaluation
-from gnomon.training.live_diagnosis import LiveDiagnosis
+
+# Log-probabilities and entropies of each token, for a few rollouts of some steps.
+
+
+@dataclass(frozen=True)
+class NoTokenProbe:
+    """No-op: return nothing and compute nothing."""
+
+    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
+        """Return nothing."""
+        return None, Metrics()
+
+
+@dataclass(frozen=True)
+class SampledTokenProbe:
+    """Computes log-probability and entropy of each token of a few answers, in a pass of their own without gradient.
+
+    A step with one update never scores its answers before it, and of an answer whose group is alike it computes nothing
+    at all; but those are among the ones that a person reads.
+
+    Attributes:
+        most: Answers of one step, and no more than one in ``one_in`` of those that are trained, but one at least.
+        every: Steps between looks, the first and the ``last`` one (from 0) are looked at; a report shows a handful of
+            answers from a whole run, and what nobody reads should cost nothing: less than a hundredth of the time
+            (docs/report.md).
+    """
+
+    learner: Learner
+    most: int
+    every: int = 8
+    one_in: int = 8
+
+    async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
+        """Look at the best, the worst, the most surprising, and the first answers."""
+        began = time.perf_counter()
+        rows = [] if step % self.every else telling_rows(batch, self.most, self.one_in)
+        if not rows:
+            return None, Metrics()
+        logprobs, entropy = await self.learner.look(batch.rows(rows))
+        seconds = time.perf_counter() - began
+        return TokenStats(tuple(rows), logprobs, entropy), Metrics.of({"time/glimpse_seconds": Mean(seconds, 1)})
+
+
+TokenProbe = SampledTokenProbe | NoTokenProbe
+"""What the training loop calls for statistics of single tokens."""
+
+
+def telling_rows(batch: Batch, most: int, one_in: int = 1) -> list[int]:
+    """Return the numbers of the rows that a report would show first, in turn: best, worst, most surprising, first.
+
+    Of each kind one answer to each question comes before a second one to any. A function of the batch alone.
+    """
+    rows = (batch.mask.any(1) & batch.is_graded).nonzero()[:, 0].tolist()
+    rewards, groups = batch.rewards.tolist(), batch.group.tolist()
+    expected = _means(rows, rewards, groups) if batch.baseline is None else dict(enumerate(batch.baseline.tolist()))
+    orders = (
+        sorted(rows, key=lambda row: -rewards[row]),
+        sorted(rows, key=lambda row: rewards[row]),
+        sorted(rows, key=lambda row: -abs(rewards[row] - expected[row])),
+        rows,
+    )
+    in_turn = chain.from_iterable(zip_longest(*(_varied(order, groups) for order in orders)))
+    chosen = list(dict.fromkeys(row for row in in_turn if row is not None))
+    return chosen[: min(most, max(1, len(rows) // one_in))]
+
+
+def _means(rows: Sequence[int], rewards: Sequence[float], groups: Sequence[int]) -> dict[int, float]:
+    """Return for each row the mean reward of its group."""
+    members: dict[int, list[float]] = {}
+    for row in rows:
+        members.setdefault(groups[row], []).append(rewards[row])
+    return {row: sum(members[groups[row]]) / len(members[groups[row]]) for row in rows}
+
+
+def _varied(rows: Sequence[int], groups: Sequence[int]) -> Iterator[int]:
+    firsts = {groups[row]: row for row in reversed(rows)}
+    among = set(firsts.values())
+    yield from (row for row in rows if row in among)
+    yield from (row for row in rows if row not in among)
+
+
+# The diagnosis of a run that trains: the rules look at each step, and each finding is written down once.
+
+
+@dataclass
+class LiveDiagnosis:
+    """Writes findings down when they are new or have become graver, says them once, and remembers which end the run.
+
+    Attributes:
+        standing: The file of all findings as they are now.
+        warn: Is told of each finding that is no note, and again when it becomes severe.
+        stop_on: Severities and rules.
+        go_on: The command that resumes the run.
+        reason_to_stop: The first finding to stop for, in a sentence.
+    """
+
+    doctor: Doctor
+    file: JsonLines
+    standing: CurrentFindings
+    warn: Warn
+    stop_on: Sequence[str] = ()
+    go_on: str = ""
+    reason_to_stop: str = ""
+    _groups: Sequence[Group] = ()
+
+    def observe(self, step: int, values: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        """Take the metrics and the answers of a step."""
+        self._groups = groups
+        self._hear(self.doctor.observe(step, values, lambda _: self._groups))
+
+    def observe_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Take an evaluation, made after the last step."""
+        self._hear(self.doctor.observe_evaluation(row, lambda _: self._groups))
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def _hear(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            self.file.append(finding.as_row())
+            if finding.severity != "note":
+                self.warn(f"{finding.rule} ({finding.severity}): {finding.summary}")
+            if not self.reason_to_stop and self._is_reason(finding):
+                self.reason_to_stop = (
+                    f"the diagnosis found {finding.rule} ({finding.severity}), which doctor.stop_on names: "
+                    f"{finding.summary}. Try: {finding.advice[0]}. To go on all the same: {self.go_on}"
+                )
+        self.standing.write(self.doctor.findings)
+
+    def _is_reason(self, finding: Finding) -> bool:
+        grave = [SEVERITIES.index(name) for name in self.stop_on if name in SEVERITIES]
+        return finding.rule in self.stop_on or any(SEVERITIES.index(finding.severity) >= rank for rank in grave)
+
+
+def live_diagnosis(directory: RunDirectory, plan: DoctorConfig, warn: Warn) -> LiveDiagnosis | None:
+    """Return the diagnosis of a run, which knows what is written down of it already; None where it is off.
+
+    What was found before is known again, so it is neither written nor said twice, and ends no run twice.
+    """
+    if not plan.on:
+        return None
+    record = RunRecord(directory.path)
+    doctor = Doctor(record.experiment(), chosen(plan.rules))
+    replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
+    standing = CurrentFindings(directory.diagnosis, warn)
+    standing.write(doctor.findings)
+    go_on = f"gnomon resume {quote(str(directory.path))}"
+    return LiveDiagnosis(doctor, JsonLines(directory.findings), standing, warn, plan.stops, go_on)
+
 
 # Where a step's seconds go.
 

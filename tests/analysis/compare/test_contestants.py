@@ -6,7 +6,7 @@ import pytest
 from tests.random_model import RANDOM
 
 from gnomon.algorithms import Uniform
-from gnomon.analysis.compare.contestants import MARKS, Contestant, Design, RunLimit
+from gnomon.analysis.compare.run import MARKS, Contestant, Design, RunLimit
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError
 

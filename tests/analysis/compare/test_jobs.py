@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.random_model import RANDOM
 
-from gnomon.analysis.compare.jobs import ComparisonJob, cores, run_jobs
+from gnomon.analysis.compare.run import ComparisonJob, cores, run_jobs
 from gnomon.config.experiment import Loaded
 from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, RunDirectoryError, RunError
@@ -115,7 +115,7 @@ from pathlib import Path
 from gnomon.core.errors import Stopped
 from gnomon.config.reading import read
 from gnomon.records.console import Console
-from gnomon.analysis.compare.jobs import ComparisonJob, run_jobs
+from gnomon.analysis.compare.run import ComparisonJob, run_jobs
 folder = Path(sys.argv[1])
 small = ("task.size=60", "steps=2000", "rollouts_per_step=16", "checkpoints.every=1")
 jobs = [ComparisonJob(n, read("tiny"), small, folder / n) for n in ("a", "b")]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.random_model import RANDOM
 
-from gnomon.analysis.compare.contestants import Design, RunLimit
-from gnomon.analysis.compare.run import FORMAT, penalized
+from gnomon.analysis.compare.run import FORMAT, Design, RunLimit, penalized
 from gnomon.cli.main import main
 from gnomon.config.experiment import Loaded
 from gnomon.core.atomic_files import write_json

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gnomon.analysis.compare.records import Cost, Trained
 from gnomon.analysis.compare.statistics import order_of
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, {}, {})
 

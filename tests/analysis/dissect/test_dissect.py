@@ -20,7 +20,7 @@ from gnomon.algorithms import (
     Unbounded,
 )
 from gnomon.analysis.dissect.dissect import as_row, cosines, decompose, dissect
-from gnomon.analysis.dissect.random_batches import KINDS, draw, to_batch
+from gnomon.analysis.dissect.verify import KINDS, draw, to_batch
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.records.batches import RecordedBatch, read_batch, write_batch

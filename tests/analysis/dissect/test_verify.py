@@ -24,8 +24,7 @@ from gnomon.algorithms import (
     ProspectLoss,
     TokenMean,
 )
-from gnomon.analysis.dissect.random_batches import _NAMES, KINDS, draw, to_batch
-from gnomon.analysis.dissect.verify import FORMULATED, share_of_tolerance, verify
+from gnomon.analysis.dissect.verify import _NAMES, FORMULATED, KINDS, draw, share_of_tolerance, to_batch, verify
 from gnomon.cli.main import main
 
 Capture = pytest.CaptureFixture[str]

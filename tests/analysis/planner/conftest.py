@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
 from gnomon.analysis.planner.hardware import GPUS, PUBLISHED
-from gnomon.analysis.planner.job import Lengths, PlannedJob
 from gnomon.analysis.planner.shapes import SHAPES
 
 

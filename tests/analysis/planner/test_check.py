@@ -10,8 +10,7 @@ from benchmarks.harness.report import BenchMeasure, BenchResult
 from experiments.capacity.check import calibrated, machine_of, place_of_work, processor, published
 
 from gnomon.analysis.planner.hardware import PUBLISHED
-from gnomon.analysis.planner.layout import Layout
-from gnomon.analysis.planner.stages import answering, update_seconds
+from gnomon.analysis.planner.layout import Layout, answering, update_seconds
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "capacity"
 WRITTEN = json.loads((FOLDER / "results.json").read_text())

@@ -7,13 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
 from gnomon.analysis.planner.hardware import GPUS, PUBLISHED, SOURCES, Efficiencies, hardware_of
-from gnomon.analysis.planner.job import Lengths, PlannedJob
-from gnomon.analysis.planner.layout import Layout, concurrency, engine_memory, host_memory, learner_memory
+from gnomon.analysis.planner.layout import (
+    Layout,
+    answering,
+    concurrency,
+    engine_memory,
+    flowing,
+    gathering,
+    host_memory,
+    learner_memory,
+    micro_batches,
+    pace_of,
+    publishing,
+    stages,
+    traffic,
+    update_seconds,
+)
 from gnomon.analysis.planner.shapes import SHAPES
-from gnomon.analysis.planner.stages import answering, flowing, pace_of, stages, update_seconds
-from gnomon.analysis.planner.traffic import gathering, micro_batches, publishing, traffic
 from gnomon.core.errors import ConfigError
 
 Maker = Callable[..., Deployment]

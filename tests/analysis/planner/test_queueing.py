@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gnomon.analysis.planner.queueing import run_virtually
+from gnomon.analysis.planner.simulate import run_virtually
 
 
 def test_hours_pass_in_no_time_and_in_order():

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.job import Lengths, PlannedJob
-from gnomon.analysis.planner.layout import Layout
-from gnomon.analysis.planner.queueing import run_virtually
+from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
+from gnomon.analysis.planner.layout import Layout, UpdatePace, answering, pace_of, stages
 from gnomon.analysis.planner.search import best_layout, layouts, reckoned
-from gnomon.analysis.planner.simulate import Flow, SimulatedEngine, Timing, simulate
-from gnomon.analysis.planner.stages import UpdatePace, answering, pace_of, stages
+from gnomon.analysis.planner.simulate import Flow, SimulatedEngine, Timing, run_virtually, simulate
 
 Maker = Callable[..., Deployment]
 

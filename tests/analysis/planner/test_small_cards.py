@@ -9,9 +9,8 @@ from tests.random_model import RANDOM
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gnomon.analysis.planner.deployment import Deployment, place_of
+from gnomon.analysis.planner.deployment import Deployment, PlannedJob, job_of, place_of
 from gnomon.analysis.planner.hardware import PUBLISHED, hardware_of
-from gnomon.analysis.planner.job import PlannedJob, job_of
 from gnomon.analysis.planner.layout import Layout, engine_memory, kept_bytes, learner_memory
 from gnomon.analysis.planner.search import best_layout, layouts, remedies
 from gnomon.analysis.planner.shapes import from_config

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 from tests.random_model import RANDOM
 
-from gnomon.analysis.planner.deployment import Deployment
+from gnomon.analysis.planner.deployment import Deployment, Lengths, job_of
 from gnomon.analysis.planner.hardware import SOURCES
-from gnomon.analysis.planner.job import Lengths, job_of
-from gnomon.analysis.planner.limits import limits
+from gnomon.analysis.planner.layout import stages
 from gnomon.analysis.planner.search import best_layout, engine_parts, layouts, reckoned, timing
-from gnomon.analysis.planner.stages import stages
-from gnomon.analysis.planner.text import forecast
+from gnomon.analysis.planner.text import forecast, limits
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.training.resolve import Resolved

@@ -11,10 +11,19 @@ from gnomon.algorithms import resolve
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.insight.report.compare import distinct
 from gnomon.insight.report.facts import card_rows, default_differences, preset_differences, time_shares, waste_shares
-from gnomon.insight.report.prompts import prompts_of
-from gnomon.insight.report.rollouts import ShownTurn, chosen, turns_of
-from gnomon.insight.report.scan import Scan, ScannedRun, Visit, reward_intervals, scan
-from gnomon.insight.report.trust import algorithm_of, trust_letters
+from gnomon.insight.report.rollouts import (
+    Scan,
+    ScannedRun,
+    ShownTurn,
+    Visit,
+    algorithm_of,
+    chosen,
+    prompts_of,
+    reward_intervals,
+    scan,
+    trust_letters,
+    turns_of,
+)
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.models.token_strings import Vocabulary
 from gnomon.records.reading import RunRecord

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.made_runs import add_rows
 
-from gnomon.insight.watch.files import Growing, Row, Unchanged
+from gnomon.insight.watch.watcher import Growing, Row, Unchanged
 
 
 def growing(path: Path) -> Growing[Row]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.insight.made_runs import rollout, write_rollouts
 
-from gnomon.insight.watch import samples
-from gnomon.insight.watch.samples import read_samples
+from gnomon.insight.watch import watcher
+from gnomon.insight.watch.watcher import read_samples
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, *rows: dict[str, Any]) -> samples.Samples:
+def read(folder: Path, *rows: dict[str, Any]) -> watcher.Samples:
     """Return what is shown of step 3 with these rollouts."""
     write_rollouts(folder, 3, rows)
     return read_samples(folder / "rollouts" / "step-000003.jsonl", 3)
@@ -85,7 +85,7 @@ def test_token_ids_and_logprobs_are_not_parsed(folder: Path):
 
 def test_of_a_huge_file_the_beginning_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Past the limit of bytes reading ends, and what is shown says that it is a part."""
-    monkeypatch.setattr(samples, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(watcher, "_MOST_BYTES", 1000)
     found = read(folder, *(rollout(3, n, f"answer {n}", 0.5) for n in range(50)))
 
     assert 1 <= found.count < 10

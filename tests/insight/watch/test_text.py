@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gnomon.insight.watch.text import cut, filled, one_line, tame, wrapped
+from gnomon.insight.watch.lines import cut, filled, one_line, tame, wrapped
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ from rich.text import Text
 from tests.insight.made_runs import add_rows, evaluation, finding, made_run, metrics, rollout, write_rollouts
 
 from gnomon.insight.watch import views
-from gnomon.insight.watch.draw import chart, spark
-from gnomon.insight.watch.header import head, subject
-from gnomon.insight.watch.overview import overview
-from gnomon.insight.watch.run_snapshot import RunSnapshot
-from gnomon.insight.watch.watcher import Watcher
+from gnomon.insight.watch.lines import chart, spark
+from gnomon.insight.watch.views import head, overview, subject
+from gnomon.insight.watch.watcher import RunSnapshot, Watcher
 from gnomon.records.directory import LockOwner
 
 SIZES = [(80, 20), (78, 20), (120, 36), (200, 60), (60, 15), (40, 10), (20, 5), (10, 2)]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.insight.made_runs import add_rows, finding, fingerprint, made_run, metrics, rollout, write_rollouts
 
-from gnomon.insight.watch.run_snapshot import RunSnapshot
-from gnomon.insight.watch.watcher import Watcher
+from gnomon.insight.watch.watcher import RunSnapshot, Watcher
 from gnomon.records.corruption import damaged
 from gnomon.records.directory import LockOwner, RunDirectory, lock_owner
 

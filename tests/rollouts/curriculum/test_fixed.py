@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Group
-from gnomon.records.states import read_states, write_states
+from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.curriculum.base import TaskIndex
 from gnomon.rollouts.curriculum.tracker import FixedValues, optimal_value
 

@@ -6,13 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.algorithms.sections import Greso
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.records.states import read_states, write_states
+from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.curriculum.base import TaskIndex
-from gnomon.rollouts.curriculum.greso import GresoCurriculum
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import GresoCurriculum, UniformCurriculum
 
 GOLDEN = vectors()["greso"]
 RIGHT, WRONG, MIXED = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0)

@@ -10,10 +10,9 @@ from gnomon.algorithms import SCALERL, resolve
 from gnomon.algorithms.sections import NoPositiveResampling
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Grade, Group, Rollout, State, Task
-from gnomon.records.states import read_states, write_states
+from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex
-from gnomon.rollouts.curriculum.mastered import NoPositiveCurriculum
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import NoPositiveCurriculum, UniformCurriculum
 
 ALL_RIGHT, MOST, HALF = (1.0,) * 10, (1.0,) * 9 + (0.0,), (1.0, 0.0)
 

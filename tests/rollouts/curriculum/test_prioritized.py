@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError
 from gnomon.rollouts.curriculum.base import TaskIndex, philox
-from gnomon.rollouts.curriculum.prioritized import PrioritizedCurriculum, gumbel_keys
+from gnomon.rollouts.curriculum.samplers import PrioritizedCurriculum, gumbel_keys
 from gnomon.rollouts.curriculum.tracker import DecayRule, ValueTracker
 
 VECTORS = vectors()

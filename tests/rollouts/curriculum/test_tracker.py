@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.analysis.dissect.golden import vectors
+from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import ConfigError, DatasetError, LearnerError
 from gnomon.rollouts.curriculum.base import TaskIndex
 from gnomon.rollouts.curriculum.drift import AccumulatedDrift

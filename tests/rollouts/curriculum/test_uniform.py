@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError
-from gnomon.rollouts.curriculum.uniform import UniformCurriculum
+from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 
 
 @given(size=st.integers(1, 12), counts=st.lists(st.integers(0, 12), max_size=30), seed=st.integers(0, 5))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from gnomon.core.errors import DatasetError
 from gnomon.records.eval_records import answered_after
-from gnomon.records.jsonl import read_rows
-from gnomon.records.reading import RunRecord, number, waste_cause
+from gnomon.records.jsonl import read_rows, waste_cause
+from gnomon.records.reading import RunRecord, number
 from gnomon.training.evaluate import read_evaluations
 
 STAGES = ("generate", "grade", "score", "update", "publish", "track")

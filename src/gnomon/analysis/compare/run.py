@@ -1,29 +1,524 @@
-"""Run a comparison from its design to its page."""
+"""A comparison from its design to its page: contestants, their runs a few at a time, and what came of them."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gnomon.algorithms import Uniform
-from gnomon.analysis.compare.contestants import MARKS, Contestant, Design
-from gnomon.analysis.compare.jobs import ComparisonJob, check_jobs, cores, run_jobs
+from gnomon.algorithms import to_table as algorithm_table
 from gnomon.analysis.compare.page import page
-from gnomon.analysis.compare.records import Trained, read_trained
+from gnomon.analysis.compare.records import Trained, Unit, read_trained
 from gnomon.analysis.compare.statistics import ComparedSetting, Comparison, summarize
 from gnomon.analysis.plan import RunEstimate, make_plan
-from gnomon.core.atomic_files import write_durably, write_json
+from gnomon.config.experiment import Experiment, from_table, to_toml
+from gnomon.config.reading import parse_override, read
+from gnomon.core.atomic_files import real_path, write_durably, write_json
 from gnomon.core.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
+from gnomon.core.redaction import without_secrets
+from gnomon.core.tables import parse_toml, to_table
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
 from gnomon.records.console import Console
 from gnomon.records.memory import free_memory_bytes
+from gnomon.records.ownership import check_own
 from gnomon.training.api import checked, is_finished
 from gnomon.training.build_data import questions
+from gnomon.training.continuation import differences, listed, say_whose_code
 from gnomon.training.notes import initial_answers, many
-from gnomon.training.provenance import differences, say_whose_code
 from gnomon.training.resolve import Resolved, resolve
+from gnomon.training.run import StopRequest
+from gnomon.training.signals import stopping
+
+# Run many experiments, each as a `gnomon train` process, a few at a time.
+
+# The process has its own group and dies with this program, however this program ends: the kernel closes the pipe that
+# the process reads. At its end the process appends its CPU seconds to the file in its first argument.
+_BEGIN = """
+import atexit, os, signal, sys, threading
+
+def spent(path):
+    with open(path, "a") as file:
+        file.write(f"{sum(os.times()[:4]):.2f}\\n")
+
+atexit.register(spent, sys.argv.pop(1))
+
+def watch():
+    while os.read(0, 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+threading.Thread(target=watch, daemon=True).start()
+from gnomon.cli.main import main
+sys.exit(main())
+"""
+CPU = ".cpu"
+_LOOK_SECONDS = 0.1
+_LAST_LINES = 8
+_LAST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ComparisonJob:
+    """One run of a study.
+
+    Beside the run's folder lie FOLDER.toml, the process's experiment; FOLDER.log, its output; and FOLDER.cpu, the CPU
+    seconds of each process that worked on the run.
+
+    Attributes:
+        name: Unique in the study.
+        table: As `gnomon.config.experiment.from_table` takes it.
+        overrides: As `gnomon.config.experiment.from_table` takes them.
+        folder: The run directory.
+    """
+
+    name: str
+    table: Mapping[str, Any]
+    overrides: tuple[str, ...]
+    folder: Path
+
+    def experiment(self) -> Experiment:
+        """Return the experiment as the run will record it.
+
+        Raises:
+            UserError: If the experiment is invalid.
+        """
+        return resolve(from_table(self.table, self.overrides).experiment).anchored().experiment
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU seconds of all the run's processes; None if they are not recorded."""
+        try:
+            return sum(map(float, self.file_with(CPU).read_text().split()))
+        except (OSError, ValueError):
+            return None
+
+    def charge(self, seconds: float) -> None:
+        """Add CPU seconds, for a caller that trains the run in its own process."""
+        with self.file_with(CPU).open("a") as file:
+            file.write(f"{seconds:.2f}\n")
+
+    def file_with(self, suffix: str) -> Path:
+        """Return the file beside the run's folder with the folder's name and this suffix."""
+        return self.folder.with_name(self.folder.name + suffix)
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> dict[str, Path]:
+    """Train all jobs to their end.
+
+    Finished runs are skipped and interrupted runs are resumed, so the same call again does the rest. A failed run does
+    not stop the others. SIGTERM and SIGINT are passed on, and every run saves and ends; a second signal, or the end of
+    this process, kills all runs.
+
+    Args:
+        jobs: The runs.
+        workers: Runs at a time. Each process gets an equal share of the cores, at most ``OMP_NUM_THREADS``.
+        console: For progress and warnings.
+
+    Returns:
+        Job name to run directory.
+
+    Raises:
+        UserError: Before anything starts, also for a folder that holds another experiment.
+        RunError: At the end, with the last lines of each failed run.
+        Stopped: After a signal.
+    """
+    experiments = check_jobs(jobs, workers)
+    left = [job for job in jobs if not is_finished(job.folder, experiments[job.name])]
+    for job in left:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(job.file_with(".toml"), to_toml(experiments[job.name]).encode())
+    if len(left) < len(jobs):
+        console.say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
+    threads = _threads(min(workers, len(jobs)))
+    stop = StopRequest()
+    words = ("the step at hand of each run", "the same command")
+    with _Jobs() as worker_group, stopping(stop, console.say, *words), console.phase("training", len(left)) as phase:
+        while left or worker_group.working:
+            while left and not stop.signal and len(worker_group.working) < workers:
+                worker_group.start(left.pop(0), threads)
+                phase.text = f"training {worker_group}"
+            if stop.signal:
+                left = []
+                worker_group.ask_to_end()
+            time.sleep(_LOOK_SECONDS)
+            for said in worker_group.collect():
+                phase.advance()
+                if said and not stop.signal:
+                    console.warn(said)
+    if stop.signal:
+        raise Stopped("stopped, and every run that was at work saved; the same command goes on", stop.signal)
+    if worker_group.failed:
+        raise RunError(_report(worker_group.failed, len(jobs)))
+    return {job.name: job.folder for job in jobs}
+
+
+def check_jobs(jobs: Sequence[ComparisonJob], workers: int) -> dict[str, Experiment]:
+    """Make every check of `run_jobs` without writing anything, and return the experiments by job name.
+
+    Raises:
+        UserError: If a check fails.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    _refuse_shared(jobs)
+    experiments = {job.name: job.experiment() for job in jobs}
+    for job in jobs:
+        _refuse_other(job.folder, to_toml(experiments[job.name]))
+    return experiments
+
+
+@dataclass
+class _Worker:
+    """A process that works on a job; its output begins at byte ``began`` of the job's log."""
+
+    job: ComparisonJob
+    program: "subprocess.Popen[bytes]"
+    began: int
+
+    def last_lines(self) -> str:
+        """Return the end of the process's output without control characters."""
+        with self.job.file_with(".log").open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self.began, size - _LAST_BYTES))
+            lines = without_secrets(log.read().decode(errors="replace")).splitlines()[-_LAST_LINES:]
+        return "\n".join("    " + "".join(c if c.isprintable() else " " for c in line).rstrip() for line in lines)
+
+
+@dataclass
+class _Jobs:
+    """The running processes, which end with the context. ``failed`` holds exit codes and last lines by job name."""
+
+    working: list[_Worker] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    _are_asked: bool = False
+
+    def start(self, job: ComparisonJob, threads: int) -> None:
+        """Start or resume the job's run."""
+        command = [sys.executable, "-P", "-c", _BEGIN, str(real_path(job.file_with(CPU))), "train"]
+        command += [str(job.file_with(".toml")), "--run-dir", str(job.folder)]
+        with job.file_with(".log").open("ab") as log:
+            began = log.tell()
+            program = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search_path()},
+                start_new_session=True,
+            )
+        self.working.append(_Worker(job, program, began))
+
+    def collect(self) -> Iterator[str]:
+        """Yield one text for each process that has ended since the last call: a warning, or "" for a finished run."""
+        for worker in [w for w in self.working if w.program.poll() is not None]:
+            self.working.remove(worker)
+            _close(worker.program.stdin)
+            code = worker.program.returncode
+            if code == 0:
+                yield ""
+                continue
+            self.failed[worker.job.name] = (
+                f"{_ending(code)}:\n{worker.last_lines()}\n    ({worker.job.file_with('.log')})"
+            )
+            yield f"{worker.job.name} {_ending(code)}; the others go on"
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to every process, once."""
+        for worker in () if self._are_asked else self.working:
+            worker.program.send_signal(signal.SIGTERM)
+        self._are_asked = True
+
+    def __str__(self) -> str:
+        return "; ".join(worker.job.name for worker in self.working)
+
+    def __enter__(self) -> "_Jobs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.working:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.program.pid, signal.SIGKILL)
+            worker.program.wait()
+            _close(worker.program.stdin)
+
+
+def _search_path() -> str:
+    """Return the process's import path, with this program's source first."""
+    own = str(Path(__file__).resolve().parents[3])
+    return os.pathsep.join(place for place in (own, os.environ.get("PYTHONPATH", "")) if place)
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        pipe.close()
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+    return f"failed with exit code {code}"
+
+
+def _report(failed: Mapping[str, str], count: int) -> str:
+    runs = "\n  ".join(f"{name} {how}" for name, how in failed.items())
+    return f"{len(failed)} of {count} runs failed, and the same command tries them again:\n  {runs}"
+
+
+def _threads(workers: int) -> int:
+    """Return the threads of each of so many processes: an equal share of the cores, at most OMP_NUM_THREADS."""
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    each = max(1, cores() // max(1, workers))
+    return min(each, int(allowed)) if allowed.isdigit() and int(allowed) else each
+
+
+def _refuse_shared(jobs: Sequence[ComparisonJob]) -> None:
+    for what, values in (("name", [j.name for j in jobs]), ("folder", [str(real_path(j.folder)) for j in jobs])):
+        shared = sorted({value for value in values if values.count(value) > 1})
+        if shared:
+            raise ConfigError(f"two runs of a study have the {what} {shared[0]}; give each its own")
+
+
+def _refuse_other(folder: Path, asked: str) -> None:
+    """Refuse a folder that holds a run of another experiment."""
+    begun = folder / "experiment.toml"
+    if not begun.exists():
+        return
+    try:
+        there = begun.read_text(encoding="utf-8")
+        if there == asked:
+            return
+        found = listed(differences(parse_toml(there), tomllib.loads(asked))) or "in the form of its record"
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{begun} cannot be read: {error}; name another folder") from error
+    raise RunDirectoryError(
+        f"{folder} holds a run of another experiment, which differs: {found}; go on with what it was begun with, "
+        "or name another folder"
+    )
+
+
+# The design of a comparison: one experiment, several algorithms, several seeds, and one budget per run.
+
+MARKS = 8
+"""Evaluations during training, spread evenly over the budget; two more come before and after."""
+_MOST_STEPS = 10**6
+_OURS = {
+    "seed": "--seeds says how many there are",
+    "steps": "--steps sets it for every run",
+    "budget.tokens": "--budget sets it",
+    "budget.seconds": "--seconds sets it",
+    "algorithm": "--algorithms names them",
+}
+
+
+@dataclass(frozen=True)
+class RunLimit:
+    """The budget of each run: tokens generated for training, seconds of training, or steps.
+
+    Raises:
+        ConfigError: If the amount is not positive and finite.
+    """
+
+    amount: float
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if not 0 < self.amount < math.inf:
+            option = "--budget" if self.unit == "tokens" else f"--{self.unit}"
+            wanted = "finite" if self.amount == math.inf else "a number above 0"
+            raise ConfigError(f"{option} must be {wanted}, got {self.amount:g}: what each run may spend")
+
+    def __str__(self) -> str:
+        what = "generated tokens" if self.unit == "tokens" else self.unit
+        return f"{self.amount:,.10g} {what}"
+
+    def overrides(self, rollouts_per_step: int) -> list[str]:
+        """Return the overrides that end a run at this limit.
+
+        Args:
+            rollouts_per_step: Responses of a step.
+        """
+        if self.unit == "steps":
+            return [f"steps={int(self.amount)}"]
+        # Every response has at least one token, so the budget ends the run before this number of steps.
+        most = math.ceil(self.amount / rollouts_per_step) if self.unit == "tokens" else _MOST_STEPS
+        amount = f"tokens={int(self.amount)}" if self.unit == "tokens" else f"seconds={float(self.amount)}"
+        return [f"steps={most}", f"budget.{amount}"]
+
+    def marks(self) -> dict[str, Any]:
+        """Return the settings of evaluations during training; a user's own settings replace them."""
+        if self.unit == "steps":
+            return {"evaluation.every": max(1, int(self.amount) // MARKS)}
+        return {"budget.evaluations": MARKS}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One algorithm of a comparison.
+
+    Attributes:
+        spec: The value of ``algorithm`` in an experiment.
+    """
+
+    name: str
+    spec: Any
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder name."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "algorithm"
+
+
+@dataclass(frozen=True)
+class Design:
+    """A comparison before it runs. Make one with `Design.of`.
+
+    Attributes:
+        table: The experiment; its own algorithm is not used.
+        overrides: Settings for every run.
+        entrants: The algorithms.
+        seeds: Number of seeds, counted from the experiment's own seed.
+        limit: Budget of each run.
+    """
+
+    table: Mapping[str, Any]
+    overrides: tuple[str, ...]
+    entrants: tuple[Contestant, ...]
+    seeds: int
+    limit: RunLimit
+
+    @classmethod
+    def of(
+        cls, experiment: str | Path, overrides: Sequence[str], algorithms: Sequence[str], seeds: int, limit: RunLimit
+    ) -> "Design":
+        """Check and return a comparison.
+
+        Args:
+            experiment: TOML file or name of the experiment.
+            overrides: Settings for every run.
+            algorithms: Presets, FILE.py:NAME, or TOML files that differ from the experiment only by their algorithm.
+            seeds: Number of seeds.
+            limit: Budget of each run.
+
+        Raises:
+            ConfigError: If the algorithms cannot be compared.
+        """
+        if seeds < 1:
+            raise ConfigError(f"--seeds must be 1 or more, got {seeds}; with one nothing is learned about another seed")
+        for key, _ in map(parse_override, overrides):
+            if key in _OURS:
+                raise ConfigError(f"{key} cannot be set in a comparison: {_OURS[key]}")
+        table = _own(experiment)
+        named = [name for name in (part.strip() for part in algorithms) if name]
+        if len(named) < 2:
+            raise ConfigError("--algorithms needs two names or more, such as grpo,spo (`gnomon algorithms` lists them)")
+        entrants = tuple(_entrant(name, table) for name in named)
+        for what, values in (("name", [e.name for e in entrants]), ("folder", [e.slug for e in entrants])):
+            twice = [value for value in values if values.count(value) > 1]
+            if twice:
+                raise ConfigError(f"two algorithms have the {what} {twice[0]}; give a file of its own name for one")
+        design = cls(table, tuple(overrides), entrants, seeds, limit)
+        for entrant in entrants:
+            _check_schedule(design.experiment(entrant).learner.optimizer.schedule, entrant, limit)
+        return design
+
+    def seed_numbers(self) -> list[int]:
+        """Return the seeds."""
+        first = self.table.get("seed", 0)
+        return [(first if type(first) is int else 0) + number for number in range(self.seeds)]
+
+    def job(self, entrant: Contestant, seed: int, folder: Path) -> ComparisonJob:
+        """Return the run of one algorithm with one seed, below the comparison's folder."""
+        return ComparisonJob(
+            f"{entrant.name}, seed {seed}",
+            {**self.table, "algorithm": entrant.spec},
+            self._settings(entrant, seed),
+            folder / "runs" / entrant.slug / f"seed-{seed}",
+        )
+
+    def experiment(self, entrant: Contestant) -> Experiment:
+        """Return one algorithm's experiment with the first seed.
+
+        Raises:
+            ConfigError: If the experiment is invalid; the message names the algorithm.
+        """
+        settings = self._settings(entrant, self.seed_numbers()[0])
+        return _built({**self.table, "algorithm": entrant.spec}, settings, entrant.name)
+
+    def terms(self) -> dict[str, Any]:
+        """Return what all runs share: everything but algorithms and seeds."""
+        shared = {key: value for key, value in self.table.items() if key not in ("algorithm", "seed", "name")}
+        terms = {"experiment": shared, "overrides": list(self.overrides), "limit": [self.limit.amount, self.limit.unit]}
+        return dict(json.loads(json.dumps(terms, default=str)))
+
+    def digest(self) -> str:
+        """Return a short hash of the terms, so that the same command finds its folder again."""
+        return hashlib.blake2b(json.dumps(self.terms(), sort_keys=True).encode(), digest_size=4).hexdigest()
+
+    def _settings(self, entrant: Contestant, seed: int) -> tuple[str, ...]:
+        """Return the overrides of a run: the user's, the budget, the evaluations, the seed."""
+        given = {key for key, _ in map(parse_override, self.overrides)}
+        # budget.evaluations needs a budget, which is added below.
+        plain = [o for o in self.overrides if parse_override(o)[0] != "budget.evaluations"]
+        built = _built({**self.table, "algorithm": entrant.spec}, plain, entrant.name)
+        marks = [f"{key}={value}" for key, value in self.limit.marks().items() if key not in given]
+        return (*self.overrides, *self.limit.overrides(built.rollouts_per_step), *marks, f"seed={seed}")
+
+
+def _built(table: Mapping[str, Any], overrides: Sequence[str], name: str) -> Experiment:
+    try:
+        return from_table(table, overrides).experiment
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
+    """Return the contestant for a preset, for FILE.py:NAME, or for an experiment that differs only by its algorithm."""
+    if not named.endswith(".toml"):
+        return Contestant(named.rpartition(":")[2] if ":" in named else named, named)
+    own, path = _own(named), Path(named)
+    theirs = _built(own, (), path.stem)
+    ours = _built({**table, "algorithm": algorithm_table(theirs.algorithm)}, (), path.stem)
+    begun, given = (to_table(replace(one, name="")) | {"algorithm": None} for one in (ours, theirs))
+    other = differences(begun, given)
+    if other:
+        raise ConfigError(
+            f"{named} differs from the experiment in more than its algorithm, so a difference could come from there: "
+            f"{'; '.join(other[:3])} ('there' is the experiment, 'here' the file)"
+        )
+    return Contestant(path.stem, algorithm_table(theirs.algorithm))
+
+
+def _own(experiment: str | Path) -> dict[str, Any]:
+    """Return an experiment's table. Raises ConfigError if it belongs to another user's run and names code."""
+    table, folder = read(experiment), Path(experiment).parent
+    if (folder / "run.json").exists():
+        check_own(folder, table)
+    return table
+
+
+def _check_schedule(schedule: str, entrant: Contestant, limit: RunLimit) -> None:
+    if limit.unit != "steps" and schedule != "constant":
+        raise ConfigError(
+            f"{entrant.name}: the {schedule} schedule of the learning rate falls over a number of steps, and a budget "
+            f"of {limit.unit} leaves that number open; set learner.optimizer.schedule=constant, or compare with --steps"
+        )
+
 
 PAGE, NUMBERS, TERMS = "compare.html", "compare.json", "study.json"
 FORMAT = "gnomon-study/1"

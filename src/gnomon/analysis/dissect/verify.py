@@ -1,22 +1,319 @@
 """`gnomon dissect --verify`: check every preset against a second implementation."""
 
+import json
 import math
 import platform
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gnomon.algorithms import NAMED, Algorithm, resolve
 from gnomon.analysis.dissect.dissect import Dissection, decompose
-from gnomon.analysis.dissect.golden import ATOL, GOLDENS, Golden
-from gnomon.analysis.dissect.random_batches import KINDS, answered, draw, to_batch
-from gnomon.analysis.dissect.reference import ORACLES, ReferenceAnswer
+from gnomon.analysis.dissect.reference import ORACLES, Oracle, ReferenceAnswer, Step
+from gnomon.analysis.dissect.reference.advantages import gae, length_adaptive
+from gnomon.analysis.dissect.reference.losses import clip, constant_length, geometric_clip, leash
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import counted
+from gnomon.core.types import GIVEN, Batch
+
+# Reference numbers in the package: losses and gradients computed by a third program.
+
+ATOL = 1e-7
+"""The file's gradients are finite differences with an error of about 1e-9."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One reference case of the file, with the preset and the formulas that should give its numbers.
+
+    Attributes:
+        preset: Name of the preset.
+        section: Keys that lead to the case.
+        loss: Key of the loss.
+        gradient: Key of the gradient; empty if the case has none.
+        changes: Settings that differ from the preset.
+        oracle: The same change of the preset's oracle.
+        current: Section with the current log-probabilities.
+        proximal: Array of the fixture with the proximal log-probabilities.
+    """
+
+    preset: str
+    section: tuple[str, ...]
+    loss: str = "loss"
+    gradient: str = "dloss_dlp"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    oracle: Callable[[Oracle], Oracle] = lambda oracle: oracle
+    current: str = "fixture"
+    proximal: str = "old"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The algorithm as `gnomon.algorithms.resolve` takes it."""
+        return {"preset": self.preset, **self.changes}
+
+    @property
+    def formulas(self) -> Oracle:
+        """The oracle of the changed preset."""
+        return self.oracle(ORACLES[self.preset])
+
+    def expected(self) -> tuple[float, Any]:
+        """Return loss and gradient [B, T]; None without a gradient."""
+        numbers = vectors()
+        for name in self.section:
+            numbers = numbers[name]
+        return float(numbers[self.loss]), np.array(numbers[self.gradient]) if self.gradient else None
+
+    def step(self) -> Step:
+        """Return the file's four sequences."""
+        fixture = vectors()["fixture"]
+        mask = np.array(fixture["mask"]) > 0
+        return Step(
+            rewards=np.array(fixture["rewards"]),
+            mask=mask,
+            group=np.array(fixture["gid"]),
+            graded=np.ones(len(mask), dtype=bool),
+            truncated=np.zeros(len(mask), dtype=bool),
+            current=np.array(vectors()[self.current]["lp"]),
+            behavior=np.array(fixture["old"]),
+            proximal=np.array(fixture[self.proximal]),
+            reference=np.array(fixture["ref"]),
+            values=np.array(fixture["values"]),
+        )
+
+
+def vectors() -> dict[str, Any]:
+    """Read the whole file."""
+    content: dict[str, Any] = json.loads(
+        (files("gnomon.analysis.dissect") / "golden_vectors.json").read_text(encoding="utf-8")
+    )
+    return content
+
+
+GOLDENS: tuple[Golden, ...] = (
+    Golden("grpo", ("clip_family", "grpo_eps0.2_seqmean")),
+    Golden("dapo", ("clip_family", "dapo_0.2_0.28_tokenmean")),
+    Golden(
+        "dr-grpo",
+        ("clip_family", "dr_grpo_horizon6"),
+        changes={"aggregate.length": 6},
+        oracle=lambda o: replace(o, mean=constant_length(6)),
+    ),
+    Golden("gspo", ("gspo",), current="gspo"),
+    Golden("gspo-token", ("gspo",), current="gspo"),
+    Golden(
+        "gmpo",
+        ("gmpo",),
+        loss="loss_eps_log_0p2",
+        gradient="dloss_dlp_0p2",
+        changes={"surrogate.epsilon": 0.2},
+        oracle=lambda o: replace(o, push=geometric_clip(0.2)),
+    ),
+    Golden("sapo", ("sapo",)),
+    Golden("cispo", ("cispo", "absolute_cap_5")),
+    Golden("p3o", ("p3o", "rho_kl_variant")),
+    Golden(
+        "p3o",
+        ("p3o",),
+        changes={"regularizers.0.estimator": "k3"},
+        oracle=lambda o: replace(o, terms=(leash(is_k3=True),)),
+    ),
+    Golden(
+        "p3o-two-anchor",
+        ("p4o_mixture_anchor",),
+        gradient="",
+        changes={"regularizers.0.estimator": "k3"},
+        oracle=lambda o: replace(o, terms=(leash(is_mixture=True, is_k3=True),)),
+        proximal="prox",
+    ),
+    Golden(
+        "decoupled-ppo",
+        ("decoupled_ppo",),
+        changes={"surrogate.trust": {"low": 0.1, "high": 0.1}},
+        oracle=lambda o: replace(o, push=clip(0.1, 0.1, cap=5.0)),
+        proximal="prox",
+    ),
+    Golden(
+        "vapo",
+        ("vapo",),
+        changes={"advantage.policy_lambda.alpha": 1.0},
+        oracle=lambda o: replace(o, credit=gae(length_adaptive(1.0))),
+    ),
+)
+
+
+# Seeded random optimizer steps, from plain to extreme.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of batch.
+
+    Attributes:
+        shift: Standard deviation of the log-ratios between policies, in nats.
+        center: Mean of the log-probabilities, in nats.
+        spread: Standard deviation of the log-probabilities, in nats.
+        sizes: Fewest and most responses of a group.
+        holes: Fraction of masked positions inside responses.
+        ungraded: Fraction of responses without a reward.
+        rewards: Possible rewards; empty for normally distributed ones.
+        width: Most tokens of a response.
+        segmented: Fraction of responses that continue in the row after.
+        turns: Most answers of a response; with more than one, rewards stand where they were earned.
+    """
+
+    name: str
+    shift: float = 0.3
+    center: float = -2.0
+    spread: float = 0.5
+    sizes: tuple[int, int] = (2, 5)
+    holes: float = 0.0
+    ungraded: float = 0.0
+    rewards: tuple[float, ...] = ()
+    width: int = 8
+    segmented: float = 0.0
+    turns: int = 1
+
+
+KINDS = (
+    Kind("lengths, real rewards"),
+    Kind("masks with holes", holes=0.4),
+    Kind("right or wrong, equal groups", rewards=(0.0, 1.0)),
+    Kind("groups of one", sizes=(1, 2)),
+    Kind("responses without a verdict", ungraded=0.3, rewards=(0.0, 0.5, 1.0)),
+    Kind("all rewards equal", rewards=(1.0,)),
+    Kind("on policy", shift=0.0, rewards=(-1.0, 1.0)),
+    Kind("ratios near one", shift=2e-4),
+    Kind("extreme ratios", shift=9.0),
+    Kind("huge probabilities", center=-1e-4, spread=1e-5, shift=1e-5),
+    Kind("tiny probabilities", center=-90.0, spread=20.0, shift=3.0),
+    Kind("long responses", width=70, holes=0.1, rewards=(0.0, 1.0)),
+    Kind("everything at once", shift=2.0, sizes=(1, 4), holes=0.3, ungraded=0.2, rewards=(0.0, 0.0, 1.0, 0.3)),
+    Kind("responses in several rows", sizes=(2, 6), holes=0.2, segmented=0.5),
+    Kind("conversations", width=12, holes=0.3, turns=4, ungraded=0.1),
+    Kind("conversations in several rows", sizes=(2, 6), width=12, holes=0.3, turns=4, segmented=0.5),
+)
+"""The kinds of `draw`, in the order of `verify`."""
+
+
+def draw(kind: Kind, seed: int) -> Step:
+    """Return the step of ``kind`` for ``seed``, the same on every machine with the same numpy.
+
+    Masked positions hold nan and inf, because no computation may read them.
+    """
+    random = np.random.default_rng([seed, KINDS.index(kind)])
+    sizes = random.integers(kind.sizes[0], kind.sizes[1] + 1, size=4)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    rows = len(group)
+    lengths = random.integers(0, kind.width + 1, size=rows)
+    lengths[0] = kind.width
+    graded = random.random(rows) >= kind.ungraded
+    mask = np.arange(kind.width) < lengths[:, None]
+    mask &= (random.random(mask.shape) >= kind.holes) & graded[:, None]
+    rewards = random.choice(kind.rewards, size=rows) if kind.rewards else random.normal(size=rows)
+    rollout = None
+    if kind.segmented:
+        goes_on = (random.random(rows) < kind.segmented) & (group == np.append(group[1:], -1))
+        rollout = np.cumsum(~np.append(False, goes_on[:-1])) - 1
+        rewards, graded = rewards[rollout], graded[rollout]
+
+    def moved(
+        anchor: np.ndarray[tuple[int, ...], np.dtype[np.float64]], by: float
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return anchor + by * random.normal(size=mask.shape)
+
+    behavior = moved(np.full(mask.shape, kind.center), kind.spread)
+    proximal = moved(behavior, kind.shift)
+    # Half of the responses move as a whole, so that means over a response also leave every bound.
+    together = kind.shift * 3 * random.normal(size=(rows, 1)) * (random.random((rows, 1)) < 0.5)
+    policies = {"behavior": behavior, "proximal": proximal, "current": moved(proximal, kind.shift) + together}
+    policies |= {"reference": moved(behavior, kind.shift), "values": random.normal(size=mask.shape)}
+    nothing = np.array([np.nan, np.inf, -np.inf])
+    hidden = {
+        name: np.where(mask, matrix, random.choice(nothing, size=mask.shape)) for name, matrix in policies.items()
+    }
+    # The squares of all other probabilities add up to (1 - p)^2 / e: one of them has more than half of what is left.
+    odds = 2 * (proximal - np.log(-np.expm1(np.minimum(proximal, -1e-9)))) + 1
+    hidden["sharpened"] = np.where(mask, -np.logaddexp(0.0, -odds), np.nan)
+    turn = state = steps = None
+    if kind.turns > 1:
+        turn = np.sort(random.integers(0, kind.turns, size=mask.shape), 1) + kind.turns * np.arange(rows)[:, None]
+        state = turn * 7919 % 3
+        steps = np.where(mask & graded[:, None], np.round(random.normal(size=mask.shape)), 0.0)
+        index = np.arange(rows) if rollout is None else rollout
+        rewards = np.bincount(index, steps.sum(1), minlength=rows)[index]
+    # The second reward is 0 or 1, so that some groups agree in one and differ in the other.
+    components = np.stack([rewards, (random.random(rows) < 0.5).astype(np.float64)], 1)
+    return Step(
+        rewards=np.where(graded, rewards, 0.0),
+        mask=mask,
+        group=group.astype(np.int64),
+        graded=graded,
+        truncated=random.random(rows) < 0.3,
+        baseline=random.random(rows),
+        rollout=rollout,
+        components=components if rollout is None else components[rollout],
+        component_weights=(1.0, 0.5),
+        turn=turn,
+        state=state,
+        steps=steps,
+        **hidden,
+    )
+
+
+def answered(step: Step, algorithm: Algorithm) -> Step:
+    """Return the step as the algorithm's dataset would have given its responses; itself where a policy samples all.
+
+    Each two responses are a pair, or one with a label and one that measures the KL; or all are right answers; or the
+    first of each group is a demonstration.
+    """
+    index = np.arange(len(step.group)) if step.rollout is None else step.rollout
+    is_first = index % 2 == 0
+    if algorithm.demonstrated:
+        return replace(step, given=np.isin(index, index[np.unique(step.group, return_index=True)[1]]))
+    if algorithm.samples == "pairs":
+        return replace(step, group=index // 2)
+    if algorithm.samples == "labels":
+        labels = np.where(step.rewards > 0, 1.0, -1.0) * is_first
+        return replace(step, rewards=labels, graded=is_first, group=index // 2, steps=None)
+    if algorithm.samples == "data":
+        return replace(step, rewards=step.graded.astype(np.float64), steps=None)
+    return step
+
+
+_NAMES = {
+    "rewards": "rewards", "mask": "mask", "group": "group", "graded": "is_graded", "truncated": "is_truncated",
+    "behavior": "behavior", "proximal": "proximal", "sharpened": "sharpened", "reference": "reference",
+    "values": "values",
+    "baseline": "baseline", "components": "component_rewards", "turn": "turn", "state": "state",
+    "steps": "step_rewards", "rollout": "rollout_id",
+}  # fmt: skip
+"""Fields of a batch by the names of those of a step."""
+
+
+def to_batch(step: Step) -> tuple[Batch, Tensor]:
+    """Return the step as a batch in float64, and the current log-probabilities."""
+    rows, width = step.mask.shape
+    arrays = {theirs: getattr(step, ours) for ours, theirs in _NAMES.items()}
+    there: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+    nothing = torch.zeros(rows, dtype=torch.long)
+    batch = Batch(
+        tokens=torch.zeros(rows, width, dtype=torch.long),
+        prompt_lengths=nothing,
+        lengths=torch.full((rows,), width),
+        version=nothing if step.given is None else torch.where(torch.from_numpy(step.given), GIVEN, 0),
+        full_behavior=there["behavior"],
+        components=() if step.components is None else tuple(map(str, range(step.components.shape[1]))),
+        component_weights=step.component_weights,
+        **there,
+    )
+    return batch, torch.from_numpy(step.current)
+
 
 RELATIVE, ABSOLUTE = 1e-10, 1e-13
 FORMULATED: Mapping[str, Algorithm] = {name: NAMED[name] for name in ORACLES}

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 
-from gnomon.analysis.planner.deployment import Deployment
-from gnomon.analysis.planner.hardware import GPUS
-from gnomon.analysis.planner.job import Lengths, PlannedJob
+from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
+from gnomon.analysis.planner.hardware import GPUS, size
 from gnomon.analysis.planner.layout import (
     GIGABYTE,
     Layout,
+    Stages,
     cache_room,
     concurrency,
     host_memory,
     kept_bytes,
     learner_memory,
+    pace_of,
     row_tokens,
+    stages,
 )
-from gnomon.analysis.planner.quantities import size
 from gnomon.analysis.planner.simulate import Flow, Timing, simulate
-from gnomon.analysis.planner.stages import Stages, pace_of, stages
 from gnomon.core.errors import ConfigError
 from gnomon.learner.coded_moments import MOMENT_BYTES
 from gnomon.models.quantized import KINDS

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
 from gnomon.insight.report.plots import CAUSES, GROUPS, LEARNING, TIME, WASTE, Plot, color_of
-from gnomon.records.jsonl import is_number
-from gnomon.records.reading import column, waste_cause
+from gnomon.records.jsonl import is_number, waste_cause
+from gnomon.records.reading import column
 from gnomon.training.evaluate import Evaluation
 
 Rows = Sequence[Mapping[str, Any]]

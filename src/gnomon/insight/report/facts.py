@@ -11,7 +11,8 @@ from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.tables import flat, reach, to_table
 from gnomon.insight.report.plots import CAUSES, STAGES, color_of
 from gnomon.records.console import duration
-from gnomon.records.reading import RunRecord, column, waste_cause
+from gnomon.records.jsonl import waste_cause
+from gnomon.records.reading import RunRecord, column
 from gnomon.records.run_card import sessions_of
 from gnomon.tasks.arithmetic import ArithmeticTask
 

@@ -1,19 +1,383 @@
-"""The rollouts that a page shows: which ones, and what is said of each token."""
+"""The rollouts of a run on a page: one pass over them, how each prompt went, and what is said of each token."""
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gnomon.algorithms import Algorithm
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from gnomon.algorithms import Algorithm, resolve
+from gnomon.algorithms.protocols import LossInputs
+from gnomon.algorithms.ratios import masked
+from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import shortened, without_secrets
-from gnomon.core.types import Rollout
-from gnomon.insight.report.scan import Scan, ScannedRun
-from gnomon.insight.report.trust import trust_letters
+from gnomon.core.svg import number_of
+from gnomon.core.types import Group, Rollout, Task
+from gnomon.core.user_code import without_code
 from gnomon.models.token_strings import Vocabulary, read_vocabulary
-from gnomon.records.reading import RunRecord
+from gnomon.records.corruption import BUDGET, chosen_rollouts, lines_of, rollout_row
+from gnomon.records.jsonl import is_number
+from gnomon.records.reading import RunRecord, column
 from gnomon.records.rollouts import RecordedRollout
+from gnomon.rollouts.collate import collate
 from gnomon.tasks.tools import find_calls
+
+# One pass over the rollouts of a run: which there are, how they were rewarded, and how each prompt went over time.
+
+_ERROR_STEPS = 10
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class ScannedRun:
+    """A rollout by its place.
+
+    Attributes:
+        reward: None for an error, and for the dataset's own answer.
+        surprise: Reward less what was expected, without its sign.
+        is_looked_at: Whether the entropy of its tokens was recorded.
+        is_error: Whether it could not be judged.
+    """
+
+    step: int
+    place: int
+    task_id: str
+    reward: float | None
+    surprise: float = 0.0
+    is_looked_at: bool = False
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visit to one prompt.
+
+    Attributes:
+        reward: Mean over the answers.
+        value: Tracked before it, None without a tracker.
+    """
+
+    step: int
+    reward: float
+    value: float | None = None
+
+
+@dataclass
+class Scan:
+    """What was found.
+
+    Attributes:
+        means: Mean rewards of the groups, by step that was read.
+        steps: Steps that were read.
+        of_steps: Steps that the run has recorded.
+        damaged: Lines that are no rollout, as `records.damage` counts them.
+    """
+
+    seen: list[ScannedRun] = field(default_factory=list)
+    means: dict[int, list[float]] = field(default_factory=dict)
+    visits: dict[str, list[Visit]] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    of_steps: int = 0
+    damaged: int = 0
+
+
+def scan(record: RunRecord, metrics: Sequence[Mapping[str, Any]], budget: int = BUDGET) -> Scan:
+    """Return what the rollouts of the run say.
+
+    Args:
+        metrics: Rows which tell in what steps there were errors.
+    """
+    failed = [step for step, share in column(metrics, "rollout/error_fraction") if share > 0]
+    there = record.rollout_steps()
+    read = chosen_rollouts(record.files, budget, sorted(set(failed) & set(there))[-_ERROR_STEPS:])
+    counted = chosen_rollouts(record.files, budget)
+    found = Scan(steps=len(read), of_steps=len(there))
+    for step, path in read.items():
+        lines = list(lines_of(path))
+        rows = [(place, row) for place, line in enumerate(lines) if (row := rollout_row(line)) is not None]
+        found.damaged += (len(lines) - len(rows)) * (step in counted)
+        _add(found, step, rows)
+    return found
+
+
+def reward_intervals(found: Scan) -> dict[int, tuple[float, float]]:
+    """Return the 95% interval of each step's mean reward, for a run of which every step was read; else nothing.
+
+    Mean over groups ± 1.96 standard errors, groups being what was drawn independently; within the rewards that were
+    ever given, since no mean is beyond them.
+    """
+    rewards = [seen.reward for seen in found.seen if seen.reward is not None]
+    if found.steps < found.of_steps or not rewards:
+        return {}
+    least, most = min(rewards), max(rewards)
+    found_here = {}
+    for step, means in found.means.items():
+        if len(means) > 1:
+            center, half = statistics.fmean(means), _Z * statistics.pstdev(means) / math.sqrt(len(means) - 1)
+            found_here[step] = (max(least, center - half), min(most, center + half))
+    return found_here
+
+
+def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    groups: dict[Any, list[tuple[int, dict[str, Any]]]] = {}
+    for place, row in lines:
+        groups.setdefault(row.get("group"), []).append((place, row))
+    for members in groups.values():
+        rewards = [float(row["reward"]) for _, row in members if row["reward"] is not None]
+        mean = sum(rewards) / len(rewards) if rewards else 0.0
+        baseline: Any = members[0][1].get("baseline")
+        value = float(baseline) if is_number(baseline) else None
+        expected = mean if value is None else value
+        for place, row in members:
+            reward = None if row["reward"] is None else float(row["reward"])
+            surprise = 0.0 if reward is None else abs(reward - expected)
+            is_error = reward is None and row.get("error") is not None
+            found.seen.append(ScannedRun(step, place, row["task_id"], reward, surprise, "entropy" in row, is_error))
+        if rewards:
+            found.means.setdefault(step, []).append(mean)
+            name = members[0][1]["task_id"]
+            found.visits.setdefault(name, []).append(Visit(step, mean, value))
+            found.questions.setdefault(name, members[0][1]["question"][:400])
+
+
+# How single prompts went over the run: learned, forgotten, never solved; and many of them at once as a map.
+
+MOST_ROWS, MOST_COLUMNS = 36, 60
+_CELL, _HIGH = 10, 9
+_SHADES = 5
+_EACH = 4
+_SPARK = (180, 34)
+
+
+@dataclass(frozen=True)
+class RewardHistory:
+    """One prompt over the run.
+
+    Attributes:
+        picture: Tracked value as a line, rewards as dots.
+    """
+
+    task_id: str
+    question: str
+    visits: int
+    first: float
+    last: float
+    picture: Markup
+
+
+@dataclass(frozen=True)
+class PromptHistory:
+    """Prompts that went alike."""
+
+    title: str
+    prompts: Sequence[RewardHistory]
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """What there is to say of prompts.
+
+    Attributes:
+        asked: Prompts that were asked in the steps that were read.
+        again: Those of them that were asked more than once.
+        is_tracked: Whether there are tracked values.
+        overview: The map, None where no prompt was asked twice.
+    """
+
+    asked: int
+    again: int
+    is_tracked: bool
+    overview: Markup | None
+    rows: int
+    chapters: Sequence[PromptHistory]
+
+
+def prompts_of(scan: Scan) -> PromptTable:
+    """Return the histories of the prompts that were asked more than once."""
+    again = {name: visits for name, visits in scan.visits.items() if len(visits) > 1}
+    is_tracked = any(visit.value is not None for visits in again.values() for visit in visits)
+    span = _span(scan.visits)
+    rises = {name: _level(visits, -1) - _level(visits, 0) for name, visits in again.items()}
+    most = sorted(again, key=lambda name: (-len(again[name]), name))
+    stuck = [name for name in most if max(v.reward for v in again[name]) <= span[0] and span[1] > span[0]]
+    chapters = {
+        "Learned": sorted((name for name in most if rises[name] > 0), key=lambda name: -rises[name]),
+        "Forgotten": sorted((name for name in most if rises[name] < 0), key=lambda name: rises[name]),
+        "Never solved": stuck,
+        "Asked most often": most,
+    }
+    listed = [
+        PromptHistory(title, [_history(scan, name, span) for name in names[:_EACH]])
+        for title, names in chapters.items()
+        if names
+    ]
+    rows = min(len(again), MOST_ROWS)
+    return PromptTable(len(scan.visits), len(again), is_tracked, overview(again, span), rows, listed)
+
+
+def overview(visits: Mapping[str, Sequence[Visit]], span: tuple[float, float]) -> Markup | None:
+    """Return a map: a row a prompt, a column a stretch of steps, stronger where its answers earned more.
+
+    The prompts are those that were visited most, from those that ended lowest to those that ended highest.
+    """
+    if not visits:
+        return None
+    most = sorted(visits, key=lambda name: (-len(visits[name]), name))[:MOST_ROWS]
+    names = sorted(most, key=lambda name: (_level(visits[name], -1), _level(visits[name], 0), name))
+    steps = [visit.step for name in names for visit in visits[name]]
+    first, last = min(steps), max(steps)
+    columns = min(MOST_COLUMNS, last - first + 1)
+    shades: dict[int, list[str]] = {}
+    for row, name in enumerate(names):
+        cells: dict[int, list[float]] = {}
+        for visit in visits[name]:
+            cells.setdefault((visit.step - first) * columns // (last - first + 1), []).append(visit.reward)
+        for at, rewards in cells.items():
+            shade = _shade(sum(rewards) / len(rewards), span)
+            place = f"M{at * _CELL} {row * _CELL}h{_HIGH}v{_HIGH}h-{_HIGH}z"
+            shades.setdefault(shade, []).append(place)
+    paths = "".join(f'<path class="shade-{shade}" d="{"".join(parts)}"/>' for shade, parts in sorted(shades.items()))
+    size = (columns * _CELL, len(names) * _CELL)
+    said = f"Mean reward of {len(names)} prompts from step {first} to step {last}"
+    return Markup(
+        f'<svg class="map" role="img" aria-label="{said}" viewBox="0 0 {size[0]} {size[1]}" '
+        f'style="max-width:{size[0] * 1.4:.0f}px"><title>{said}</title>{paths}</svg>'
+    )
+
+
+def _history(scan: Scan, name: str, span: tuple[float, float]) -> RewardHistory:
+    visits = scan.visits[name]
+    picture = _picture(visits, span)
+    question = scan.questions.get(name, "")
+    return RewardHistory(name, question, len(visits), visits[0].reward, visits[-1].reward, picture)
+
+
+def _picture(visits: Sequence[Visit], span: tuple[float, float]) -> Markup:
+    low, high = _wider(span, [v.value for v in visits if v.value is not None])
+    kept = visits if len(visits) <= 60 else [visits[n * (len(visits) - 1) // 59] for n in range(60)]
+    first, last = visits[0].step, visits[-1].step
+
+    def place(step: int, value: float) -> tuple[str, str]:
+        across = 4 + (step - first) / max(1, last - first) * (_SPARK[0] - 8)
+        up = _SPARK[1] - 4 - (value - low) / (high - low) * (_SPARK[1] - 8)
+        return number_of(across), number_of(up)
+
+    places = [place(v.step, v.reward) for v in kept]
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places)
+    values = [place(v.step, v.value) for v in kept if v.value is not None]
+    line = f'<path d="M{"L".join(" ".join(p) for p in values)}"/>' if values else ""
+    frame = f'class="history" viewBox="0 0 {_SPARK[0]} {_SPARK[1]}" aria-hidden="true"'
+    return Markup(f"<svg {frame}>{line}{dots}</svg>")
+
+
+def _level(visits: Sequence[Visit], end: int) -> float:
+    """Return the mean reward of the first or the last third of the visits."""
+    count = max(1, len(visits) // 3)
+    chosen = visits[:count] if end == 0 else visits[-count:]
+    return sum(v.reward for v in chosen) / count
+
+
+def _span(visits: Mapping[str, Sequence[Visit]]) -> tuple[float, float]:
+    rewards = [v.reward for listed in visits.values() for v in listed]
+    return (min(rewards), max(rewards)) if rewards else (0.0, 1.0)
+
+
+def _wider(span: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
+    low, high = min([span[0], *values]), max([span[1], *values])
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _shade(value: float, span: tuple[float, float]) -> int:
+    if span[1] <= span[0] or not math.isfinite(value):
+        return _SHADES // 2
+    return min(_SHADES, max(0, round((value - span[0]) / (span[1] - span[0]) * _SHADES)))
+
+
+# What an algorithm does with each recorded token: whether it trusts it, holds it back, or stops it.
+
+_ROUNDING = 1e-4
+
+
+def algorithm_of(record: RunRecord) -> Algorithm | None:
+    """Return the run's algorithm; None where it cannot be read, or where that would run code that is not gnomon's."""
+    table = record.experiment().get("algorithm")
+    if not isinstance(table, Mapping):
+        return None
+    try:
+        with without_code():
+            return resolve(table)
+    except (ConfigError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict[int, str]:
+    """Return what the algorithm's bound makes of each token of a step: place of the rollout to a letter a token.
+
+    ``.`` pushed as its ratio says, ``x`` not at all, ``-`` less, ``+`` more, ``0`` of advantage 0, blank not trained.
+    The ratio is proximal over behavior: how far the learner was from the sampler when the step began. Where the loss
+    anchors on proximal it begins each step at 1 instead, and this is what its bound would say of the whole distance.
+
+    Args:
+        step: All rollouts of it. Those whose proximal log-probabilities are not known are left out; all of an algorithm
+            that anchors on the reference, and of one whose bound follows from the ratios of a whole step that is known
+            in part.
+    """
+    trained = [place for place, one in enumerate(step) if one.taught.advantages]
+    known = [place for place in trained if step[place].taught.proximal]
+    is_told = len(known) == len(trained) or algorithm.ratio.anchor != "behavior"
+    # Distributions, entropies and the reference's log-probabilities are not recorded.
+    reads_more = algorithm.reads_entropy or getattr(algorithm.surrogate, "reference_top", None) is not None
+    if not known or not is_told or algorithm.ratio.anchor == "reference" or reads_more:
+        return {}
+    chosen = [step[place] for place in known]
+    batch = collate([Group(Task(one.rollout.task_id, (), ""), (one.rollout,)) for one in chosen], 1.0)
+    proximal = _matrix([one.taught.proximal for one in chosen], batch.width)
+    advantages = masked(_matrix([one.taught.advantages for one in chosen], batch.width), batch.mask)
+    behavior = batch.behavior.double()
+    batch = batch.with_fields(behavior=behavior, proximal=proximal, advantages=advantages)
+    leaf = proximal.clone().requires_grad_()
+    ratio = algorithm.ratio(proximal, behavior, batch.mask)
+    # A correction bounds proximal over behavior itself, beside a ratio that begins at 1.
+    anchored = algorithm.ratio(leaf, behavior if algorithm.correction is None else proximal, batch.mask)
+    view = LossInputs(batch, leaf, torch.zeros_like(leaf), proximal, anchored, algorithm.statistics(proximal, batch))
+    per_token, _ = algorithm.surrogate(view)
+    if algorithm.correction is not None:
+        per_token = algorithm.correction(view)[0] * per_token
+    (slope,) = torch.autograd.grad(masked(per_token, batch.mask).sum(), leaf)
+    push = masked(-slope / advantages, advantages != 0)
+    if algorithm.ratio.level == "sequence_product":
+        push = push / batch.mask.sum(1, keepdim=True).clamp(min=1)
+    letters = _letters(batch.mask, advantages, push, masked(ratio.exp(), batch.mask))
+    return {p: text[: len(one.rollout.response)] for p, text, one in zip(known, letters, chosen, strict=True)}
+
+
+def _matrix(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+    padded = torch.zeros(len(rows), width, dtype=torch.float64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    return padded.nan_to_num(0.0)
+
+
+def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> list[str]:
+    # Recorded numbers are rounded, so only what differs clearly was bounded.
+    marks = {
+        "-": push < ratio * (1 - _ROUNDING),
+        "+": push > ratio * (1 + _ROUNDING),
+        "x": push == 0,
+        "0": advantages == 0,
+        " ": ~mask,
+    }
+    codes = torch.full_like(push, ord("."), dtype=torch.long)
+    for letter, where in marks.items():
+        codes[where] = ord(letter)
+    return ["".join(map(chr, row)) for row in codes.tolist()]
+
 
 EACH = 5
 """Rollouts on a shelf."""

@@ -10,8 +10,7 @@ from gnomon.core.tables import reach_table
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
 from gnomon.insight.report.plots import POLICY, STALENESS
-from gnomon.insight.report.prompts import prompts_of
-from gnomon.insight.report.scan import reward_intervals, scan
+from gnomon.insight.report.rollouts import prompts_of, reward_intervals, scan
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column

@@ -25,9 +25,8 @@ from gnomon.diagnosis.current_findings import written
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import diagnose
 from gnomon.insight.report.compare import compared
-from gnomon.insight.report.rollouts import Reader, RolloutList, vocabulary_of
+from gnomon.insight.report.rollouts import Reader, RolloutList, algorithm_of, vocabulary_of
 from gnomon.insight.report.run import build_report
-from gnomon.insight.report.trust import algorithm_of
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import is_number

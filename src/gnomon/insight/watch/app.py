@@ -14,11 +14,9 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from gnomon.insight.watch import views
-from gnomon.insight.watch.header import head
 from gnomon.insight.watch.lines import BAD, CALM, HEAD, QUIET, WARN, joined, line
-from gnomon.insight.watch.overview import overview
-from gnomon.insight.watch.run_snapshot import RunSnapshot
-from gnomon.insight.watch.watcher import Watcher
+from gnomon.insight.watch.views import head, overview
+from gnomon.insight.watch.watcher import RunSnapshot, Watcher
 
 _FOOT = (("q", "quit"), ("tab ← →", "panes"), ("s", "samples"), ("f", "findings"), ("c", "curves"), ("?", "help"))
 _MARGIN = 1

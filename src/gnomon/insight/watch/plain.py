@@ -6,12 +6,9 @@ from dataclasses import asdict
 from shlex import quote
 from typing import Any
 
-from gnomon.insight.watch.header import badge, banner, head, subject
-from gnomon.insight.watch.metric_labels import HEALTH
-from gnomon.insight.watch.overview import objective, overview
-from gnomon.insight.watch.run_snapshot import RunSnapshot
-from gnomon.insight.watch.text import tame
-from gnomon.insight.watch.watcher import Watcher
+from gnomon.insight.watch.lines import tame
+from gnomon.insight.watch.views import HEALTH, badge, banner, head, objective, overview, subject
+from gnomon.insight.watch.watcher import RunSnapshot, Watcher
 from gnomon.records.corruption import in_words
 from gnomon.records.phase import duration
 

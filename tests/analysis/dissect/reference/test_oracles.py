@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 import gnomon.analysis.dissect.reference as oracles
 from gnomon.algorithms import NAMED, resolve
 from gnomon.analysis.dissect.dissect import decompose
-from gnomon.analysis.dissect.golden import ATOL, GOLDENS, Golden, vectors
-from gnomon.analysis.dissect.random_batches import KINDS, Kind, answered, draw, to_batch
 from gnomon.analysis.dissect.reference import ORACLES, Oracle, Step
 from gnomon.analysis.dissect.reference.advantages import (
     Credit,
@@ -40,7 +38,18 @@ from gnomon.analysis.dissect.reference.losses import (
     sequence_mean,
     token_mean,
 )
-from gnomon.analysis.dissect.verify import compare
+from gnomon.analysis.dissect.verify import (
+    ATOL,
+    GOLDENS,
+    KINDS,
+    Golden,
+    Kind,
+    answered,
+    compare,
+    draw,
+    to_batch,
+    vectors,
+)
 
 approx = pytest.approx
 exact = {"rel": 1e-10, "abs": 1e-14}
