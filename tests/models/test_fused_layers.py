@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.shapes import SHAPES, make
 from torch import Tensor
 
-from gnomon.models.fused_layers import fuse, fuse_layers, fused
+from gnomon.models.fused_layers import fuse, fused, use_own_layers
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[3, 5, 7, 11, 13], [17, 19, 23, 29, 31]])
@@ -79,7 +79,7 @@ def test_adapters_in_the_precision_of_what_they_multiply() -> None:
 def test_nothing_changes_on_a_cpu() -> None:
     """A CPU has its own kernels."""
     model = moved(torch.float32)
-    fuse_layers(model)
+    use_own_layers(model)
     assert not [module for module in model.modules() if "forward" in vars(module)]
     assert fused(numbers, CPU) is numbers
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError
-from gnomon.models.attention import OWN, attends_by_branches, rotary_edge, use_own_attention
+from gnomon.models.attention import OWN, attends_by_branches, rotary_edge
 from gnomon.models.cpu.fused_forward import body_states, kept_per_token, lay_side_by_side
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
 from gnomon.models.forward import accepted, body_of, checked_arguments
-from gnomon.models.fused_layers import fuse_layers
+from gnomon.models.fused_layers import use_own_layers
 from gnomon.models.llama_like import beginning, is_standard
 from gnomon.models.packed_attention import BLOCK, dense_mask, kernel_for, works
 from gnomon.models.prefix import Packed, pack, windows
@@ -37,15 +37,14 @@ class Backbone:
     Padding is on the right and the model is causal. No position that is read depends on padding, so no mask is needed.
 
     Args:
-        model: A transformers model in eval mode. Its attention is replaced (`use_own_attention`), and on a CPU weights
+        model: A transformers model in eval mode. Its attention is replaced (`use_own_layers`), and on a CPU weights
             that multiply the same numbers become parts of one tensor (`lay_side_by_side`).
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._edge = rotary_edge(model.config)
-        use_own_attention(self._model)
-        fuse_layers(self._model)
+        use_own_layers(self._model)
         self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
         self._is_tried = may_write_out(self._model) and _reproduces(body_of(self._model))
         if self._is_tried:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from gnomon.core.errors import ModelError
-from gnomon.models.attention import rotary_edge, use_own_attention
+from gnomon.models.attention import rotary_edge
 from gnomon.models.contexts import Trace
 from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import Forward
-from gnomon.models.fused_layers import fuse_layers
+from gnomon.models.fused_layers import use_own_layers
 from gnomon.models.kv_cache import AlignedCache, HybridCache, LayerState, Prefix, Rows
 from gnomon.models.prefix_tree import Known, PrefixTree, begun_cache
 from gnomon.models.slow import is_attention_only
@@ -90,21 +90,13 @@ class Decoder(Protocol):
         """
 
 
-class AlignedDecoder:
-    """Continuous batching: all rows end at one column of the cache, so a step is one forward pass of R rows by 1."""
+class _TracedDecoder:
+    """What decoders share: the count of their forward passes and a row's experts. Nothing of a row outlives the row."""
 
-    joins = keeps = True
+    keeps = False
 
-    def __init__(self, model: Any) -> None:
-        use_own_attention(model)
-        fuse_layers(model)
+    def __init__(self, model: nn.Module) -> None:
         self._forward = Forward(model)
-        self._packed = PackedLinears(model)
-        self._aligned = AlignedCache(len(DynamicCache(config=model.config).layers))
-        self._cache: Rows = self._aligned
-        self._prefixes: dict[Prompt, Prefix | None] = {}
-        self._prefix_experts: dict[Prompt, Tensor | None] = {}
-        self._kept = PrefixTree()
         self._trace = Trace()
 
     @property
@@ -116,6 +108,39 @@ class AlignedDecoder:
     def computed(self) -> int:
         """Tokens computed so far."""
         return self._forward.tokens
+
+    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
+        """Do nothing, because nothing outlives the rows."""
+
+    def forget(self) -> None:
+        """Do nothing, because nothing outlives the rows."""
+
+    def rest(self) -> None:
+        """Do nothing, because nothing outlives the rows."""
+
+    def record(self, is_wanted: bool) -> None:
+        """Start or stop recording experts."""
+        self._forward.records = is_wanted
+
+    def experts(self, slot: int) -> Tensor | None:
+        """Return the experts of a row's positions."""
+        return self._trace.of(slot)
+
+
+class AlignedDecoder(_TracedDecoder):
+    """Continuous batching: all rows end at one column of the cache, so a step is one forward pass of R rows by 1."""
+
+    joins = keeps = True
+
+    def __init__(self, model: Any) -> None:
+        use_own_layers(model)
+        super().__init__(model)
+        self._packed = PackedLinears(model)
+        self._aligned = AlignedCache(len(DynamicCache(config=model.config).layers))
+        self._cache: Rows = self._aligned
+        self._prefixes: dict[Prompt, Prefix | None] = {}
+        self._prefix_experts: dict[Prompt, Tensor | None] = {}
+        self._kept = PrefixTree()
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows; each distinct prompt is computed once and kept while it is expected again."""
@@ -186,10 +211,6 @@ class AlignedDecoder:
         if is_wanted and not self._forward.records:
             self.forget()
         self._forward.records = is_wanted
-
-    def experts(self, slot: int) -> Tensor | None:
-        """Return the experts of a row's positions."""
-        return self._trace.of(slot)
 
     def _at(self, positions: Tensor) -> dict[str, Tensor]:
         """Return positions as an argument; empty for a model (Bloom, MPT) that derives positions from the mask."""
@@ -294,27 +315,16 @@ class HybridDecoder(AlignedDecoder):
             super()._check_written(cache)
 
 
-class SameLengthDecoder:
+class SameLengthDecoder(_TracedDecoder):
     """The model's own cache: rows of one prompt length that start together; a row that left is still computed."""
 
-    joins = keeps = False
+    joins = False
 
     def __init__(self, model: nn.Module) -> None:
-        self._forward = Forward(model)
+        super().__init__(model)
         self._cache: Any = None
         self._live: list[int] = []
         self._rows = 0
-        self._trace = Trace()
-
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-        return self._forward.calls
-
-    @property
-    def computed(self) -> int:
-        """Tokens computed so far."""
-        return self._forward.tokens
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Start rows of one length."""
@@ -335,28 +345,11 @@ class SameLengthDecoder:
         self._trace.extend(None if experts is None else experts[self._live])
         return logits
 
-    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
-        """Do nothing, because nothing outlives the rows."""
-
     def leave(self, slot: int) -> None:
         """Remove a row from the answers; it is computed until all rows have ended."""
         self._live[slot] = self._live[-1]
         self._live.pop()
         self._trace.leave(slot)
-
-    def forget(self) -> None:
-        """Do nothing, because nothing outlives the rows."""
-
-    def rest(self) -> None:
-        """Do nothing, because nothing outlives the rows."""
-
-    def record(self, is_wanted: bool) -> None:
-        """Start or stop recording experts."""
-        self._forward.records = is_wanted
-
-    def experts(self, slot: int) -> Tensor | None:
-        """Return the experts of a row's positions."""
-        return self._trace.of(slot)
 
     def _advance(self, ids: Tensor) -> Tensor:
         output = self._forward(ids, use_cache=True, cache=self._cache)
@@ -366,25 +359,14 @@ class SameLengthDecoder:
         return logits
 
 
-class RecomputeDecoder:
+class RecomputeDecoder(_TracedDecoder):
     """No cache: the fallback, and the definition of correct logits."""
 
-    joins, keeps = True, False
+    joins = True
 
     def __init__(self, model: nn.Module) -> None:
-        self._forward = Forward(model)
+        super().__init__(model)
         self._rows: list[list[int]] = []
-        self._trace = Trace()
-
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-        return self._forward.calls
-
-    @property
-    def computed(self) -> int:
-        """Tokens computed so far."""
-        return self._forward.tokens
 
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows."""
@@ -411,28 +393,11 @@ class RecomputeDecoder:
         )
         return logits[list(range(len(lengths))), places]
 
-    def keep(self, slot: int, tokens: Prompt, most: int) -> None:
-        """Do nothing, because nothing outlives the rows."""
-
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
         self._rows[slot] = self._rows[-1]
         self._rows.pop()
         self._trace.leave(slot)
-
-    def forget(self) -> None:
-        """Do nothing."""
-
-    def rest(self) -> None:
-        """Do nothing."""
-
-    def record(self, is_wanted: bool) -> None:
-        """Start or stop recording experts."""
-        self._forward.records = is_wanted
-
-    def experts(self, slot: int) -> Tensor | None:
-        """Return the experts of a row's positions."""
-        return self._trace.of(slot)
 
 
 @torch.no_grad()

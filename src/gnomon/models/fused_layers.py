@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnomon.models.attention import use_own_attention
 from gnomon.models.packed_attention import has_triton
 from gnomon.models.slow import fell
 
@@ -33,18 +34,20 @@ _MOST_FORMS = 64
 """Compiled forms of one function: of each width, with and without gradient, for one row or one position."""
 
 
-def fuse_layers(model: Any) -> None:
-    """Let a model on a GPU compute norms, rotary positions and gated activations in one kernel each, adapters in bf16.
+def use_own_layers(model: Any) -> None:
+    """Let a model use gnomon's attention (`use_own_attention`), and on a GPU fused layers.
 
+    On a GPU norms, rotary positions and gated activations are one kernel each, and adapters are computed in bf16.
     Elsewhere, without Triton, and with GNOMON_NATIVE=0 nothing changes; nor where the compiler fails, which is said.
     Sums have another order, and a product is rounded once: results are equal up to rounding.
     """
+    use_own_attention(model)
     if _compiles(next(model.parameters()).device):
         fuse(model)
 
 
 def fused(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Return a function of tensors on ``device`` as one kernel where `fuse_layers` does that, else as it is."""
+    """Return a function of tensors on ``device`` as one kernel where `use_own_layers` does that, else as it is."""
     return _compiled(function) if _compiles(device) else function
 
 
