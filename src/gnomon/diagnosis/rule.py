@@ -68,8 +68,10 @@ def remedy(key: str, **words: object) -> tuple[str, Sequence[str]]:
         key: The rule's name; where a rule has several findings, with a word more.
         words: What stands there as ``$name``.
     """
-    said = _remedies()[key]
-    means, *advice = (Template(text).safe_substitute(words) for text in (said["means"], *said["try"]))
+    rule = _remedies().get(key.partition(".")[0], {})
+    said = {**rule, **_remedies()[key]}
+    lines = (said["means"], *said.get("try", ()), *said.get("always", ()))
+    means, *advice = (Template(text).safe_substitute(words) for text in lines)
     return means, tuple(advice)
 
 
