@@ -1,4 +1,4 @@
-"""The headlines of four papers on SmolLM2-135M, seven grids at equal tokens.
+"""The headlines of four papers on SmolLM2-135M, eight grids at equal tokens.
 
     python -m experiments.headlines.study spo --cost
     python -m experiments.headlines.study spo [--workers 2]
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.grid import Grid, main
-from experiments.losses.study import STALE, TASKS
+from experiments.losses.study import PRIOR, STALE, TASKS, preset
 
 RATES = (1e-5, 3e-5, 1e-4)
 FOUR = "algorithm.updates.minibatches=4"
@@ -30,10 +30,18 @@ def grid(title: str, arms: Mapping[str, tuple[str, ...]], cells: Mapping[str, tu
 
 def named(*names: str) -> dict[str, tuple[str, ...]]:
     """Return presets as arms."""
-    return {name: (f"algorithm={name}",) for name in names}
+    return {name: preset(name) for name in names}
 
 
 GRIDS = {
+    "first": grid(
+        "SPO, GRPO and DAPO on one task",
+        named("spo", "grpo", "dapo"),
+        {"equal tokens": ()},
+        tasks={"basic_arithmetic": TASKS["basic_arithmetic"]},
+        pilots=(1000,),
+        tokens=16_000,
+    ),
     "spo": grid(
         "SPO against methods with groups",
         {
@@ -95,11 +103,11 @@ GRIDS = {
     "sensitivity": grid(
         "What SPO's and VAPO's constants change",
         {
-            "spo": ("algorithm=spo",),
-            **{f"spo, D_half {v}": ("algorithm=spo", f"algorithm.tracker.d_half={v}") for v in (0.02, 0.2)},
-            **{f"spo, gamma {v}": ("algorithm=spo", f"algorithm.sampler.gamma={v}") for v in (0.5, 1.0)},
-            **{f"spo, epsilon {v}": ("algorithm=spo", f"algorithm.sampler.epsilon={v}") for v in (0.01, 0.2)},
-            **{f"spo, rho_min {v}": ("algorithm=spo", f"algorithm.tracker.rho_min={v}") for v in (0.75, 0.94)},
+            **named("spo"),
+            **{f"spo, D_half {v}": ("algorithm=spo", PRIOR, f"algorithm.tracker.d_half={v}") for v in (0.02, 0.2)},
+            **{f"spo, gamma {v}": ("algorithm=spo", PRIOR, f"algorithm.sampler.gamma={v}") for v in (0.5, 1.0)},
+            **{f"spo, epsilon {v}": ("algorithm=spo", PRIOR, f"algorithm.sampler.epsilon={v}") for v in (0.01, 0.2)},
+            **{f"spo, rho_min {v}": ("algorithm=spo", PRIOR, f"algorithm.tracker.rho_min={v}") for v in (0.75, 0.94)},
             "vapo": VAPO,
             **{f"vapo, alpha {v}": (*VAPO, f"{LENGTH}.alpha={v}") for v in (0.02, 0.5)},
         },

@@ -32,12 +32,20 @@ TASKS = {
     )
 }
 """Candidates of different kinds, in order; the untrained model alone decides which are taken."""
+PRIOR = "algorithm.tracker.initial=prior"
 STALE, INT4 = "max_staleness=4", 'engine.rounding="int4"'
+
+
+def preset(name: str) -> tuple[str, ...]:
+    """Return the overrides of a preset; SPO's values begin at its prior."""
+    return (f"algorithm={name}", PRIOR) if name == "spo" else (f"algorithm={name}",)
+
+
 GRIDS = {
     "losses": Grid(
         title="Which loss?",
         base="quickstart",
-        arms={name: (f"algorithm={name}",) for name in LOSSES},
+        arms={name: preset(name) for name in LOSSES},
         cells={
             "synchronous": (),
             "stale": (STALE,),
