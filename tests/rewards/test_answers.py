@@ -8,7 +8,7 @@ from gnomon.rewards.answers import Extract, extract, last_boxed
 @pytest.mark.parametrize(
     ("how", "text", "answer"),
     [
-        ("last_number", "3 and 1,234", "1234"),
+        ("last_number", "3, then 1,234", "1234"),
         ("first_number", "3 and 1,234", "3"),
         ("only_number", "it is 3", "3"),
         ("only_number", "3 and 1,234", None),

@@ -56,7 +56,7 @@ def test_a_text_that_is_one_number_is_parsed(text: str):
     assert found.value == 1000
 
 
-@pytest.mark.parametrize("text", ["", "two", "2 or 3", "2 million", "1 2", "1,23", "2x", "2\\pi", "(1,2]"])
+@pytest.mark.parametrize("text", ["", "two", "2 or 3", "2 dozen", "1 2", "1,23", "2x", "2\\pi", "(1,2]"])
 def test_a_text_that_is_more_than_one_number_is_none(text: str):
     """Anything beside the number makes it a sentence."""
     assert parse_number(text) is None

@@ -161,7 +161,7 @@ def test_what_no_memory_holds_costs_nothing(answer: str):
 
 @pytest.mark.parametrize(
     "gold",
-    ["1/2 + x", "(1, 2]", "\\sqrt{2}", "3 or 4", "3,14", "1.234,56", "2\\pi", "5 million", "x^2", "3 and 4", "1, 2"],
+    ["1/2 + x", "(1, 2]", "\\sqrt{2}", "3 or 4", "3,14", "1.234,56", "2\\pi", "5 dozen", "x^2", "3 and 4", "1, 2"],
 )
 def test_what_is_more_than_a_number_is_no_answer_of_numeric(gold: str):
     """It is refused with its value, and its last digits are not taken for it."""
@@ -246,3 +246,24 @@ def test_an_answer_whose_last_number_is_a_part_is_refused(gold: str):
     """An answer that is no number and no worked solution is not read as its last number."""
     with pytest.raises(VerifierError, match="column 'answer' holds"):
         verdict("numeric", gold, "7")
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "right"),
+    [
+        ("-5", "x = - 5", True), ("5", "x = - 5", False), ("-5", "It is minus 5.", True),
+        ("5", "It is minus 5.", False), ("-5", "Negative 5", True), ("5", "it was negative 5", False),
+        ("5", "10 minus 5", False), ("5", "10 - 5", False), ("5", "Answer - 5", True), ("5", "- 5", True),
+        ("-5", "$- 5$", True), ("5", "$10$ - 5", False), ("12000", "12'000", True), ("0", "12'000", False),
+        ("12000", "it is 12\u2019000", True), ("5", "between 3 and 5", False), ("6", "$5$ and $6$", False),
+        ("6", "5; 6", False), ("6", "5 and 6 is 6", True), ("0.5", "5 and 1/2", False),
+        ("5", "so the count is > 5", False), ("5", "> 5", True), ("5", "<b>5</b>", True),
+        ("2500000", "$2.5 million", True), ("2.5", "$2.5 million", False),
+        ("200000", "3 million 200 thousand", False), ("50 mph", "50 miles per hour", True),
+        ("50 mph", "50 km per hour", False), ("500", "Rs. 500", True), ("\u20b9500", "500 rupees", True),
+        ("500", "USD 500", True), ("5", "with 2pi it is 5", True), ("2", "2pi", False),
+    ],
+)  # fmt: skip
+def test_signs_scales_and_money_in_a_sentence(gold: str, said: str, right: bool):
+    """A sign in words or apart from its number counts; a scale multiplies; one of two numbers is no answer."""
+    assert JUDGES["numeric"](Sample("", said, columns={"answer": gold})) == float(right)

@@ -49,7 +49,7 @@ def test_an_answer_that_is_read_whole_passes(tmp_path: Path, answer: object, ver
 
 @pytest.mark.parametrize(
     "answer",
-    ["3 or 4", "(1, 2]", "\\sqrt{2}", "x+1", "2\\pi", "3,14", "1.234,56", "Paris", "5 million", "1e999999999", "1/0",
+    ["3 or 4", "(1, 2]", "\\sqrt{2}", "x+1", "2\\pi", "3,14", "1.234,56", "Paris", "5 dozen", "1e999999999", "1/0",
      "3 and 4",      "#### none", "We get \\boxed{x}.", [1, 2], {"a": 1}, True],
 )  # fmt: skip
 def test_an_answer_that_numeric_cannot_read_is_named_with_its_row(tmp_path: Path, answer: object):

@@ -8,7 +8,17 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.rewards.numbers import LONGEST, Number, Which, choose_number, closes_at_end, parse_number, tidy, unwrapped
+from gnomon.rewards.numbers import (
+    LONGEST,
+    Number,
+    Which,
+    choose_number,
+    closes_at_end,
+    parse_number,
+    tidy,
+    unit_of,
+    unwrapped,
+)
 
 # Where in a completion the answer stands.
 
@@ -215,10 +225,42 @@ _VARIABLE = re.compile(
     r"\s*([A-Za-z]|\((?:[a-z],? ?){1,6}\)|[A-Za-z]\([a-z]\)|\\[a-z]+|[A-Za-z]_\{?\w+\}?)\s?(=|\\in(?![a-z]))\s*(?=\S)"
 )
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|in)(?![a-zA-Z])")
-_CHOICE = re.compile(r"\(?\s?([A-Za-z])\s?[).:]?")
+_CHOICE = re.compile(r"[(\[]?\s?([A-Za-z])\s?[)\].:]?")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)*")
 _WRITTEN = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{")
 _BASED = re.compile(r"[0-9A-Fa-f]+ ?_ ?(?:\{[0-9]+\}|[0-9]+)")
+_BASES = [
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+]
+_BASE = re.compile(rf"(?<=[0-9A-F]) ?_ ?(?:\{{ ?(?:base )?)?({'|'.join(sorted(_BASES, reverse=True))})(?![a-z]) ?\}}?")
+_OPTION = re.compile(
+    r"(?:(?i:option|choice) )?(?:\(([A-J])\)|([A-J])(?:\)|[.:](?! [a-z])))"
+    r"(?: (?!\\(?:c[ua]p|times|cdot|subset|to|in|[gln]eq?)(?![a-z])|[+*/=^_<>,)]|- |and |or )(\S.*))?|"
+    r"(?i:option|choice) ([A-J])",
+    re.DOTALL,
+)
+_BUILDER = re.compile(
+    r"\\?\{ ?([a-z]) ?(?:\\in ?\\mathbb ?\{?R\}? ?)?(?:[:|]|\\(?:mid|vert)(?![a-z])) ?(?=[^{}|]*\1)([^{}|]+?)\\?\}"
+)
+_UNIT_AT_END = re.compile(
+    r"(?<=[\w)}\]])(?:\\[,; ]|\s|~)*(?:\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]{1,40})\}|(?<=\s)([a-z]{2,20}))"
+    r"(\s?\^\s?\{?[23]\}?)?[\s.$]*$"
+)
+_ONE_SIDED = re.compile(r"[<>]|\\(?:[lg]e|[lg]eq|[lg]eqslant|[lgn]t|neq?)(?![a-zA-Z])")
 _OPENING, _CLOSING = "([{", ")]}"
 _MOST_PARTS, _MOST_BRACKETS = 200, 50
 _SAID = frozenset(["yes", "no", "true", "false", "even", "odd", "none", "one", "two", "both", "all", "east", "west"])
@@ -249,6 +291,8 @@ def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
     True
     """
     ours, theirs = parse_number(found), parse_number(gold)
+    if not (ours and theirs) and (options := [_option(text) for text in (found, gold)]) != [None, None]:
+        return _same_option(options, (found, gold), tolerance)
     if ours and theirs:
         if theirs.value is None:
             return squeezed(found) == squeezed(gold)
@@ -257,6 +301,9 @@ def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
         return True
     if len(found) > LONGEST or len(gold) > LONGEST:
         return None
+    (unit, measured), (gold_unit, gold_measured) = without_unit(found), without_unit(gold)
+    if unit or gold_unit:
+        return False if unit and gold_unit and unit != gold_unit else same_answer(measured, gold_measured, tolerance)
     named, bare = _variable(found)
     gold_named, gold_bare = _variable(gold)
     if named and gold_named and named != gold_named and "(" not in named + gold_named:
@@ -266,19 +313,63 @@ def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
     return _same_shape(found, gold, ours or theirs, tolerance)
 
 
+def _option(text: str) -> tuple[str, str] | None:
+    """Return the letter and the content of a choice, (C) 12 or Option C; None for anything else, a bare letter too."""
+    match = _OPTION.fullmatch(readable(text)) if len(text) <= LONGEST else None
+    return None if match is None else (match[1] or match[2] or match[4], (match[3] or "").strip())
+
+
+def _same_option(options: list[tuple[str, str] | None], texts: tuple[str, str], tolerance: float) -> bool | None:
+    """Compare choices: by their letters, and by their contents where both have one; a content alone is the choice."""
+    parts = []
+    for option, text in zip(options, texts, strict=True):
+        letter = _CHOICE.fullmatch(readable(text))
+        parts.append(option or ((letter[1].upper(), "") if letter else ("", text)))
+    (our_letter, ours), (their_letter, theirs) = parts
+    if our_letter and their_letter and our_letter != their_letter:
+        return False
+    if ours and theirs:
+        return same_answer(ours, theirs, tolerance)
+    return bool(our_letter and our_letter == their_letter)
+
+
+def without_unit(text: str) -> tuple[str | None, str]:
+    r"""Return the unit that stands as a word behind an expression, and the expression.
+
+    >>> without_unit(r"12\pi \text{ cm}^2"), without_unit(r"12\pi")
+    (('cm^2', '12\\pi'), (None, '12\\pi'))
+    """
+    found = _UNIT_AT_END.search(text)
+    if found is None or found[2] == "in":
+        return None, text
+    unit = unit_of(f" {(found[1] or found[2]).strip()}{found[3] or ''}", is_known=bool(found[2]))
+    return (unit, text[: found.start()].lstrip("$ ")) if unit else (None, text)
+
+
+def readable(text: str) -> str:
+    r"""Return an answer tidied and without what stands around it; a set given by a condition is that condition.
+
+    >>> readable(r"$\{x \mid x > 2\}$"), readable(r"\textbf{(C)}\ 12")
+    ('x > 2', '(C) 12')
+    """
+    bare = _BASE.sub(lambda match: f"_{{{_BASES.index(match[1]) + 2}}}", unwrapped(tidy(text)))
+    built = _BUILDER.fullmatch(bare) if bare[-1:] == "}" else None
+    return re.sub(r"(?<=[\w)])\*\*(?=[\w(])", "^", bare) if built is None else built[2].strip()
+
+
 def squeezed(text: str) -> str:
     r"""Return ``text`` without what TeX sets between and around its signs, in one spelling.
 
     >>> squeezed(r"\left( 1,\, \sqrt{2} \right)"), squeezed(r"\text{Paris}."), squeezed(r"$\dfrac{\pi}2$")
     ('(1,\\sqrt2)', 'Paris', '\\frac\\pi2')
     """
-    bare = _unspaced(unwrapped(tidy(text)))
+    bare = _unspaced(readable(text))
     bare = re.sub(r"\\([lgn]e)(?:q|qslant)(?![a-zA-Z])", r"\\\1", bare).replace("<=", "\\le").replace(">=", "\\ge")
     bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
     bare = re.sub(r"(?<![0-9a-zA-Z)\]}])\+(?=\\infty)", "", bare)
     bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)
     bare = re.sub(r"(?<!\\begin)(?<!\\end)\{([0-9a-zA-Z]|\\[a-zA-Z]+)\}", r"\1", bare)
-    return bare.rstrip(".")
+    return re.sub(r"(?<=[_^][0-9]) (?=[0-9])", "", bare).rstrip(".")
 
 
 def _unspaced(text: str) -> str:
@@ -288,7 +379,7 @@ def _unspaced(text: str) -> str:
 
 def _variable(text: str) -> tuple[str, str]:
     """Return what ``text`` names in front of one equals sign, and the rest: x = 5 is an answer 5 named x."""
-    bare = unwrapped(tidy(text))
+    bare = readable(text)
     match = _VARIABLE.match(bare)
     if match is None or _RELATION.search(bare, match.end()):
         return "", text
@@ -297,7 +388,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) -> bool | None:
     """Compare two answers of which at most one is a number."""
-    texts = [unwrapped(tidy(text)) for text in (found, gold)]
+    texts = [readable(text) for text in (found, gold)]
     if number is not None:
         other = texts[0] if parse_number(found) is None else texts[1]
         return _against_number(other, number, found, gold, tolerance)
@@ -330,7 +421,7 @@ def _sentence(text: str) -> list[str]:
 
 def _against_number(other: str, number: Number, found: str, gold: str, tolerance: float) -> bool | None:
     """Compare a number with what is none: several answers, words, or digits to a base."""
-    if _BASED.fullmatch(other) or (_WORDS.fullmatch(other) and len(other) > 4):
+    if _ONE_SIDED.match(other) or _BASED.fullmatch(other) or (_WORDS.fullmatch(other) and len(other) > 4):
         return False
     several = _listed(other)
     if several is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gnomon.core.optional import import_optional
-from gnomon.rewards.answers import final_answer, last_boxed, same_answer, squeezed
+from gnomon.rewards.answers import final_answer, last_boxed, readable, same_answer, squeezed, without_unit
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.exact import boxed_answer
 from gnomon.rewards.numbers import choose_number, parse_number
@@ -61,7 +61,7 @@ class Mathematics(Verifier):
                 return float(same)
         if _HUGE.search(text) or _HUGE.search(sample.completion if found is None else found):
             return float(gold is not None and found is not None and squeezed(found) == squeezed(gold))
-        read = _parsed_answer(text if gold is None else f"\\boxed{{{gold}}}")
+        read = _parsed_answer(text if gold is None else f"\\boxed{{{readable(without_unit(gold)[1])}}}")
         if not read:
             raise VerifierError(f"math-verify cannot read column '{self.column}': {text[-80:]!r}")
         if gold is not None and found is not None and same_answer(found, gold):
@@ -111,7 +111,7 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
 
 
 def _asked(boxed: str | None, completion: str) -> str:
-    return completion if boxed is None else f"\\boxed{{{boxed}}}"
+    return completion if boxed is None else f"\\boxed{{{readable(without_unit(boxed)[1])}}}"
 
 
 def _content(text: str) -> str | None:
@@ -130,14 +130,33 @@ def _content(text: str) -> str | None:
 @functools.lru_cache(maxsize=1)
 def _parsed(completion: str) -> tuple[Any, ...]:
     """Return math-verify's readings of a completion; the sample that was just judged is not read again."""
-    from math_verify import parse
-
-    return tuple(parse(completion, parsing_timeout=None))
+    return _read(completion)
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed_answer(text: str) -> tuple[Any, ...]:
     """Return math-verify's readings of an answer; that of a group's question is read once."""
-    from math_verify import parse
+    return _read(text)
 
-    return tuple(parse(text, parsing_timeout=None))
+
+def _read(text: str) -> tuple[Any, ...]:
+    """Let math-verify read, and take decimals for what they say: it compares them rounded to six places."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+    from sympy import Basic, FiniteSet, Float, MatrixBase, Rational, Union
+    from sympy.core.relational import Relational
+
+    def exactly(found: Any) -> Any:
+        if not isinstance(found, Basic | MatrixBase):
+            return found
+        if " or " in text and isinstance(found, FiniteSet) and all(isinstance(each, Relational) for each in found):
+            try:
+                return Union(*(each.as_set() for each in found))
+            except Exception:  # sympy solves no such inequality
+                return found
+        return found.xreplace({number: Rational(str(number)) for number in found.atoms(Float)})
+
+    # Units come off before (without_unit): math-verify would take the h of \pi r^2 h for hours.
+    norms = NormalizationConfig(units=False, malformed_operators=True, nits=True)
+    kinds = (LatexExtractionConfig(normalization_config=norms), ExprExtractionConfig())
+    return tuple(map(exactly, parse(text, kinds, parsing_timeout=None)))

@@ -28,23 +28,40 @@ _CHARACTERS = _WIDE | {ord(sign): plain for sign, plain in _TABLE["characters"].
 _CHARACTERS |= {ord(sign): plain for plain, signs in _TABLE["alike"].items() for sign in signs}
 _CHARACTERS |= {ord(sign): f"\\frac{{{part[0]}}}{{{part[-1]}}}" for sign, part in _TABLE["fractions"].items()}
 
-_SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"
+_PLAIN_TEXT = re.compile(r"[^\\~{'\x80-\U0010ffff]*")
+_SEPARATOR = r"(?:\{,\}|['\u2019]|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"
 _THOUSANDS = re.compile(rf"(?<![0-9.,\\])(?<![0-9]\\[,!])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])")
 _GROUPS = re.compile(_SEPARATOR)
 _WRAPPERS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname)\s*"
-    r"\{([^{}]*)\}"
+    r"\\(?:text|text(?:bf|it|rm|sf|tt|normal)|math(?:rm|bf|it|sf|tt)|mbox|hbox|operatorname|emph|underline|bm|"
+    r"boldsymbol|ensuremath|textcolor\s?\{[^{}]*\})\s*\{([^{}]*)\}"
 )
 _NOTHING = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|(?<!\\)\{\}"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|scriptstyle|tiny|small|large|Large|LARGE|huge|Huge|"
+    r"rm|bf|limits|hfill|!)(?![a-zA-Z])|\\!|(?<!\\)\{\}|\\(?:phantom|color)\s?\{[^{}]*\}"
 )
 _SPACING = re.compile(r"(?<!\\)\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|(?<!\\)\\[,;:> ]|~")
 _RUNS = re.compile(" {2,}")
-_MONEY = re.compile("(?<![\\w)\\]}])- ?([$\u20ac\u00a3\u00a5])(?=[0-9.])")
+CURRENCIES = "$\u20ac\u00a3\u00a5\u20b9\u20a9\u20bd"
+_MONEY = re.compile(rf"(?<![\w)\]}}])- ?([{CURRENCIES}])(?=[0-9.])")
+_MONIES = {spelling: sign for sign, others in _TABLE["money"].items() for spelling in others.split()}
+_MONEY_BEFORE = re.compile(
+    rf"(?<![A-Za-z\\])({'|'.join(map(re.escape, sorted(_MONIES, reverse=True)))})(?![A-Za-z])\.? ?(?=[-0-9.])"
+)
+_SAID_SIGN = re.compile(r"(?<![-\w])(?:(negative)|minus) (?=[$\\]?[0-9.])", re.I)
+_SIGN_BEFORE = re.compile(r"((?:[=:(]|(?<![^\s$(=:])\$|\b(?:is|equals|get)) ?)- (?=[0-9.$\\])")
+_SCALES = {"hundred": "e2", "thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"}
+_SCALED = re.compile(rf"(?<![0-9/.,])([0-9][0-9,]{{0,20}}(?:\.[0-9]{{1,20}})?) ?({'|'.join(_SCALES)})(?![A-Za-z])")
+_OVER = re.compile(
+    r"\{\s?([^{}\\]{1,20}?)\s?\\over(?![a-z])\s?([^{}\\]{1,20}?)\s?\}|(?<![\w.])(\d{1,9})\s?\\over\s?(\d{1,9})"
+)
+_BARE_PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])")
 _DEGREE = re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])|\s*\^\s*\\degree")
 _SCALE = re.compile("\u00b0 *([CFK])(?![a-zA-Z])")
-_TENTH = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
-_TWINS = re.compile(r"\\(?P<open>lbrace)(?![a-zA-Z])|\\(?P<close>rbrace)(?![a-zA-Z])|\\varnothing(?![a-zA-Z])")
+_TENTH = re.compile(r"\\(?:[dtcsx]|nice)frac(?![a-zA-Z])")
+_TWINS = re.compile(
+    r"\\(?P<open>lbrace)(?![a-zA-Z])|\\(?P<close>rbrace)(?![a-zA-Z])|\\varnothing(?![a-zA-Z])|\\\{\s?\\\}"
+)
 _ROOT = re.compile(r"\u221a ?(?:\(([^()]*)\)|([0-9]+(?:\.[0-9]+)?|[a-zA-Z]))")
 _REPEATING = re.compile(r"(?<![0-9.,])([0-9]{0,18})\.([0-9]{0,18})\\overline ?\{([0-9]{1,18})\}(?![0-9.])")
 
@@ -66,7 +83,7 @@ def tidy(text: str) -> str:
     >>> tidy("\\$32,\\!348"), tidy("90^{\\circ}"), tidy("\\text{(C)}"), tidy("1\u00bd")
     ('$32,348', '90°', ' (C) ', '1\\frac{1}{2}')
     """
-    if "\\" in text or not text.isascii() or "~" in text or "{" in text:
+    if not _PLAIN_TEXT.fullmatch(text):
         text = _THOUSANDS.sub(lambda match: _GROUPS.sub(",", match[0]), text)
         text = text.translate(_CHARACTERS)
         text = _WRAPPERS.sub(r" \1 ", _WRAPPERS.sub(r" \1 ", text))
@@ -75,9 +92,13 @@ def tidy(text: str) -> str:
         text = _SPACING.sub(" ", text)
         text = _TWINS.sub(lambda m: "\\{" if m["open"] else "\\}" if m["close"] else "\\emptyset", text)
         text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}", _REPEATING.sub(_repeating, text))
-        text = _TENTH.sub(r"\\frac", text).replace("\\$", "$").replace("\\%", "%").replace("\\#", "#")
+        text = _TENTH.sub(r"\\frac", _OVER.sub(r"\\frac{\1\3}{\2\4}", text))
+        text = text.replace("\\$", "$").replace("\\%", "%").replace("\\#", "#")
         text = _RUNS.sub(" ", text)
-    return _MONEY.sub(r"\1-", text).replace("\t", " ") if "-" in text else text.replace("\t", " ")
+    text = _MONEY_BEFORE.sub(lambda match: _MONIES[match[1]], _SAID_SIGN.sub(_sign, text)).replace("\t", " ")
+    if "pi" in text:
+        text = _BARE_PI.sub(r"\\pi ", text)
+    return _MONEY.sub(r"\1-", _SIGN_BEFORE.sub(r"\1-", text)) if "-" in text else text
 
 
 def plain(text: str) -> str:
@@ -86,13 +107,18 @@ def plain(text: str) -> str:
     >>> plain(r"-\frac{3}{4}"), plain(r"\frac{-3}4"), plain(r"3.2 \times 10^{5}"), plain(r"2\frac12")
     ('-3/4', '-3/4', '3.2e5', '2 1/2')
     """
-    text = tidy(text)
+    text = _SCALED.sub(lambda match: match[1] + _SCALES[match[2]], tidy(text))
     if "10" in text:
         text = _SCIENTIFIC.sub(lambda m: f"e{m['braced'] or m['bare']}", text)
         text = _POWER_ALONE.sub(lambda m: f"1e{m['braced'] or m['bare']}", text)
     if "\\frac" in text:
         text = _FRACTION.sub(_fraction, text)
     return text
+
+
+def _sign(match: "re.Match[str]") -> str:
+    """Write a sign that stands there in words; a minus behind a word may subtract, as a dash does."""
+    return "-" if match[1] or match.start() == 0 else "- "
 
 
 def _repeating(match: "re.Match[str]") -> str:
@@ -115,10 +141,9 @@ def _fraction(match: "re.Match[str]") -> str:
 # Units that stand beside a number, each under one name whatever its spelling.
 
 _SPELLINGS: Mapping[str, str] = _TABLE["units"]
-CURRENCIES = "$\u20ac\u00a3\u00a5"
 _NAMES = {spelling: name for name, others in _SPELLINGS.items() for spelling in (name, *others.split())}
 _JOINING = frozenset(_TABLE["joining"].split())
-_UNIT = re.compile(r"(?:(?:square|cubic|sq|cu)\.? +)?([A-Za-z%\u00b0$\u20ac\u00a3\u00a5]+)")
+_UNIT = re.compile(rf"(?:(?:square|cubic|sq|cu)\.? +)?([A-Za-z%\u00b0'{CURRENCIES}]+)")
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]{2,}){0,3}")
 _POWERS = {"squared": "2", "cubed": "3"}
 _ATTACHED = re.compile(r"^\s*(?:\^\s*\{?\s*([23])\s*\}?|(squared|cubed))?$")
@@ -136,6 +161,8 @@ def unit_of(rest: str, is_known: bool = False) -> str | None:
     """
     if len(rest) > 60:
         return None
+    if rest.strip()[:1] == "(" and rest.strip()[-1:] == ")":
+        rest, is_known = f" {rest.strip()[1:-1].strip()}", True
     names = [_single(part, is_glued=not rest[:1].isspace()) for part in _RATE.split(rest.strip().rstrip("."))]
     if is_known and not all(name and name.partition("^")[0] in _SPELLINGS for name in names):
         return None
@@ -177,7 +204,10 @@ _NUMBER = re.compile(
 _WHOLE_PART = re.compile(r"[-+]?[0-9][0-9,]*")
 _SIMPLE = re.compile(r"\s*\+?(-?[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*", re.ASCII)
 _BELOW_ONE = re.compile(r"([0-9]{1,9})[ ]?/[ ]?([0-9]{1,9})")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_DELIMITERS = (
+    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")),
+    *((mark, mark) for mark in ("`", "'", '"', "''")),
+)
 
 # What makes of a number a part of something else, before it and behind it.
 _COMMANDS = (
@@ -186,10 +216,10 @@ _COMMANDS = (
 )
 _PART_BEFORE = re.compile(
     rf"(?:\^\{{?|_\{{?|\\(?:{_COMMANDS})(?![a-zA-Z])(?:\[[^\]]{{0,9}}\])? ?\{{?|"
-    r"(?:[0-9)\]}]|(?<![a-zA-Z])[a-zA-Z]) ?[-+/] ?|[0-9)\]}] ?\* ?|"
-    r"[0-9][.,:]|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|\u221a\(?|\} ?\{ ?|"
-    r"[0-9] or (?:[a-zA-Z] ?= ?)?|(?:[0-9)\]}]|(?<![\w.</\"'])[a-zA-Z]) ?[<>]=? ?|\+ ?/? ?- ?|(?<![a-zA-Z])mod ?|"
-    r"[0-9], ?)\$?[-+]?$"
+    r"(?:[0-9)\]}]\$?|(?<![a-zA-Z])[a-zA-Z]) ?[-+/] ?|[0-9)\]}] ?\* ?|"
+    r"[0-9][.,:]|[0-9]e[0-9]{1,2} (?:and )?|[({\[] ?[^\s(){}\[\]]{1,20}, ?|[a-zA-Z0-9]\(|\\\{ ?|\u221a\(?|\} ?\{ ?|"
+    r"[0-9] or (?:[a-zA-Z] ?= ?)?|(?:[0-9)\]}]|(?<![\w.</\"'])[a-zA-Z]|[a-z]{2} ) ?[<>]=? ?|\+ ?/? ?- ?|"
+    r"(?<![a-zA-Z])mod ?|[0-9]\$?(?:[,;]| and) ?)\$?[-+]?$"
 )
 _PART_BEHIND = re.compile(
     rf" ?\^|_[0-9a-zA-Z{{]|[-/+*][0-9a-zA-Z\\(](?!\*)| ?[-/+*] ?[0-9\\(]|"
@@ -198,7 +228,9 @@ _PART_BEHIND = re.compile(
     r"!!?(?= ?[$)\]}\\*/^+=-])| (?:thousand|million|billion|trillion|hundred|dozen|and a half)(?![a-z])"
 )
 _THOUSAND = re.compile(r"(?<![0-9.,])[0-9]{1,3} $")
-_UNIT_BEHIND = re.compile(r" ?\$? ?(?:(?:square|cubic) )?(?:[A-Za-z]+|[%\u00b0])(?: ?\^ ?\{?[23]\}?)?(?:/[A-Za-z]+)?")
+_UNIT_BEHIND = re.compile(
+    r" ?\$? ?(?:(?:square|cubic) )?(?:[A-Za-z]+|[%\u00b0])(?: ?\^ ?\{?[23]\}?)?(?:(?:/| per )[A-Za-z]+)?"
+)
 _ENDS = re.compile(r"\s*(?:[.$)\]}*]|\\[)\]]|$)")
 _CONTEXT, _LAYERS = 40, 6
 
@@ -300,8 +332,9 @@ def parse_number(text: str) -> Number | None:
     bare = unwrapped(plain(text))
     money = bare[:1] if bare[:1] and bare[0] in CURRENCIES else None
     bare = bare.lstrip(CURRENCIES).lstrip(" ")
-    if bare.startswith("(") and bare.endswith(")"):
-        bare = bare[1:-1].strip()
+    sign = bare[:1] if bare[:2] in ("-(", "+(") and bare[2:3].isdigit() else ""
+    if bare.startswith(f"{sign}(") and bare.endswith(")"):
+        bare = sign + bare[len(sign) + 1 : -1].strip()
     if bare[:2] in ("- ", "+ "):
         bare = bare[0] + bare[2:].lstrip()
     found = next(_spans(bare), None)
@@ -406,7 +439,7 @@ def _is_part(text: str, start: int, end: int) -> bool:
     if found is None:
         return False
     # "In 2023, 5 were left" is a sentence; "1, 2, 3" at the end is a list.
-    is_list = re.fullmatch(r"[0-9], \$?[-+]?", found[0]) is not None
+    is_list = re.fullmatch(r"[0-9]\$?(?:[,;]| and) \$?[-+]?", found[0]) is not None
     return not is_list or _ENDS.match(behind) is not None
 
 
@@ -444,7 +477,7 @@ def _is_delimiter(text: str, start: int, end: int) -> bool:
 def unwrapped(text: str) -> str:
     r"""Return a plain ``text`` without what may stand around a whole answer: dollars, braces, stars, a final point."""
     for _ in range(_LAYERS):
-        bare = text.strip().removesuffix("\\\\").rstrip(". ").strip()
+        bare = text.strip().removesuffix("\\\\").rstrip(".,;: ").removeprefix("=").strip()
         for opening, closing in _DELIMITERS:
             is_around = bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing)
             if is_around and opening not in bare[len(opening) : -len(closing)]:
