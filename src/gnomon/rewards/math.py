@@ -2,7 +2,7 @@
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gnomon.core.optional import import_optional
@@ -141,7 +141,6 @@ def _parsed_answer(text: str) -> tuple[Any, ...]:
 
 def _read(text: str) -> tuple[Any, ...]:
     """Let math-verify read, and take decimals for what they say: it compares them rounded to six places."""
-    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
     from sympy import Basic, FiniteSet, Float, MatrixBase, Rational, Union
     from sympy.core.relational import Relational
@@ -157,6 +156,6 @@ def _read(text: str) -> tuple[Any, ...]:
         return found.xreplace({number: Rational(str(number)) for number in found.atoms(Float)})
 
     # Units come off before (without_unit): math-verify would take the h of \pi r^2 h for hours.
-    norms = NormalizationConfig(units=False, malformed_operators=True, nits=True)
-    kinds = (LatexExtractionConfig(normalization_config=norms), ExprExtractionConfig())
-    return tuple(map(exactly, parse(text, kinds, parsing_timeout=None)))
+    latex = LatexExtractionConfig()
+    latex = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
+    return tuple(map(exactly, parse(text, (latex, ExprExtractionConfig()), parsing_timeout=None)))
