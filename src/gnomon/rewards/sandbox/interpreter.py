@@ -67,7 +67,8 @@ class Interpreter:
         except OSError:  # it ended meanwhile: its witness says how
             cause, is_done = self._listen(process, ask, number, heard)
         finally:
-            if cause == "time" and Watched(process).is_stopped():
+            # A tool has four fifths of a reply's time: its host is told before the reply is late.
+            if cause == "time" and Watched(process).is_stopped(max(0.5, self._sandbox.bounds.wall_seconds / 8)):
                 cause = "stopped"
             if not is_done:
                 self.close()

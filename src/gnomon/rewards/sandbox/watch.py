@@ -62,9 +62,13 @@ class Watched:
     process: "Process | None" = None
     is_ended: bool = False
 
-    def is_stopped(self) -> bool:
-        """Whether something stopped it, or its witness, or the process that forks it."""
-        return self.process is not None and _is_stopped(self.process)
+    def is_stopped(self, seconds: float = _REPLY_SECONDS) -> bool:
+        """Whether something stopped it, or its witness, or the process that forks it.
+
+        Args:
+            seconds: Time for its witness to answer.
+        """
+        return self.process is not None and _is_stopped(self.process, min(seconds, _REPLY_SECONDS))
 
     def end(self) -> None:
         """Kill it with all of its group; nothing when it is gone already."""
@@ -261,13 +265,13 @@ def stood_still(seconds: float) -> float:
     return seconds - TICK_SECONDS if seconds > 2 * TICK_SECONDS else 0.0
 
 
-def _is_stopped(process: Process) -> bool:
+def _is_stopped(process: Process, seconds: float = _REPLY_SECONDS) -> bool:
     """Whether a signal stopped a process that is waited for, or its witness, which then gives no answer."""
     if not isinstance(process, Forked):
         return any(map(is_stopped, (process.pid, *_descendants(process.pid))))
     try:
         process.report.send(b"?")
-        ready, _, _ = select.select([process.report], [], [], _REPLY_SECONDS)
+        ready, _, _ = select.select([process.report], [], [], seconds)
         return not ready or b"stopped" in process.report.recv(_CHUNK)
     except OSError:
         return False
