@@ -149,6 +149,40 @@ def config_only(folder, config):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "stated"),
+    [
+        ("bert", {"is_decoder": False}, "is_decoder = False"),
+        ("gemma", {"use_bidirectional_attention": True, "head_dim": 8}, "use_bidirectional_attention = True"),
+        ("gemma3_text", {"use_bidirectional_attention": True, "head_dim": 8}, "use_bidirectional_attention = True"),
+        ("electra", {"embedding_size": 32}, "is_decoder = False"),
+    ],
+)
+def test_a_model_that_sees_what_comes_behind_a_token_is_refused(tmp_path, kind, changes, stated):
+    """Answers would be drawn from other probabilities than they are scored with."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    few = {"intermediate_size": 48, "num_hidden_layers": 1, "initializer_range": 0.2}
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | few | changes))
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"depends on tokens behind it.*{stated}"):
+        load_model(str(tmp_path), torch.float32)
+
+
+def test_what_a_pass_gives_back_besides_logits_is_not_for_the_config_to_say(folder, tmp_path):
+    """A config may ask for tuples, attention and hidden states; none of that changes a number, or is asked for here."""
+    shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    asked = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | asked))
+    ids = torch.tensor([[5, 6, 7]])
+    one, other = (load_model(str(place), torch.float32)(input_ids=ids) for place in (folder, tmp_path / "other"))
+    assert torch.equal(one.logits, other.logits)
+    assert other.attentions is None
+    assert other.hidden_states is None
+
+
 def test_a_missing_folder_is_said(tmp_path):
     """The path that was looked for is in the message."""
     with pytest.raises(ModelError, match=r"folder '.*/none' does not exist"):

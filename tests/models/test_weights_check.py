@@ -1,6 +1,7 @@
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from logging.handlers import BufferingHandler
 
 import pytest
@@ -280,6 +281,22 @@ def test_positions_that_are_read_as_other_numbers_are_refused(tmp_path, table):
         check_weights(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(stated | {"original_max_position_embeddings": 24}))
     assert check_weights(str(tmp_path)) == ()
+
+
+@pytest.mark.parametrize(
+    ("tables", "is_taken"),
+    [
+        ({"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 4.0}}, False),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "yarn"}}, False),
+        ({"rope_scaling": {"type": "mrope", "rope_type": "default"}}, True),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, True),
+    ],
+)
+def test_positions_of_two_kinds_are_refused(rewritten, tables, is_taken):
+    """transformers reads one of them, and whoever wrote the other has another model."""
+    folder = rewritten(**{"rope_parameters": None, "rope_theta": 10000.0} | tables)
+    with nullcontext() if is_taken else pytest.raises(ModelError, match=r"transformers reads rope_type = .* one rope"):
+        check_weights(str(folder))
 
 
 def zeroed(*ends):

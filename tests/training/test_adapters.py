@@ -147,12 +147,46 @@ def _changed(adapter: Path, folder: Path, **settings: Any) -> Path:
         ({"bias": "all"}, "bias = 'all'"),
         ({"base_model_name_or_path": None}, r"does not name its base model; type model=BASE lora.adapter="),
         ({"r": "x"}, "is no adapter's config"),
+        ({"alora_invocation_tokens": [3, 4]}, "an adapter that begins at a token"),
+        ({"use_qalora": True}, "has use_qalora = True, and plain"),
+        ({"arrow_config": {"top_k": 3}}, "has arrow_config = {'top_k': 3}, and plain"),
+        ({"a_way_of_tomorrow": ["x"]}, r"has a_way_of_tomorrow = \['x'\]"),
     ],
 )
 def test_what_is_no_plain_adapter_is_refused(trained: Path, tmp_path: Path, settings: dict[str, Any], message: str):
     """Before anything is loaded, with what to do."""
     with pytest.raises(GnomonError, match=message):
         load("tiny", [f"model={_changed(_adapter(trained, 2), tmp_path / 'other', **settings)}"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held.pop(min(held)), r"lacks model.layers.0.mlp.down_proj.lora_A.weight, .* ask for it"),
+        (
+            lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(2, 2)}),
+            "lm_head.weight, which is no",
+        ),
+        (lambda held: [held.update({f"{n}.x": held.pop(n)}) for n in [*held]], "weight.x, which is no plain adapter"),
+    ],
+)
+def test_an_adapter_whose_weights_are_not_its_targets_is_refused_in_the_plan(trained, tmp_path, change, message):
+    """A weight that lacks would begin at random, and whole ones beside the adapter would be lost."""
+    copy = _changed(_adapter(trained, 2), tmp_path / "other")
+    held = load_file(copy / "adapter_model.safetensors")
+    change(held)
+    save_file(held, copy / "adapter_model.safetensors")
+    loaded = load("tiny", [f"model={copy}", *COMMON]).experiment
+    with pytest.raises(ModelError, match=message):
+        try_checkpoint(loaded.model, tiny_tokenizer(), lora=loaded.lora)
+
+
+def test_layers_that_an_adapter_is_of_are_its_targets(trained: Path, tmp_path: Path):
+    """peft's layers_to_transform chooses layers, and the names of its weights say which."""
+    copy = _changed(_adapter(trained, 2), tmp_path / "other", layers_to_transform=[0])
+    held = load_file(copy / "adapter_model.safetensors")
+    save_file({n: t for n, t in held.items() if ".layers.0." in n}, copy / "adapter_model.safetensors")
+    assert all(".layers.0." in f".{target}" for target in read_adapter_config(copy)[1]["targets"])
 
 
 def test_an_adapter_of_another_model_is_refused(trained: Path, tmp_path: Path):

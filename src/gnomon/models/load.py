@@ -24,6 +24,7 @@ from gnomon.models.weights_check import (
     FILES,
     Fit,
     Header,
+    check_causal,
     check_files,
     check_numbers,
     check_plausible,
@@ -54,6 +55,13 @@ __all__ = [
 
 BUILT_IN = (*TINY_MODELS, default.NAME)
 _HUB_SECONDS = 5.0
+_OUTPUTS = {
+    "return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_router_logits": False,
+}
+"""Settings of a config that choose what a pass gives back, and in which form; no number depends on them."""
 _SMALL_BYTES = 64 << 20
 
 
@@ -329,7 +337,14 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
     passing = () if os.path.isdir(place) else (OSError,)
     said = f"model '{place}': transformers cannot read its config"
     with untrusted(f"the model '{place}'", "trust_remote_code"), parsed(said, *passing):
-        return AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
+        config = AutoConfig.from_pretrained(
+            place, trust_remote_code=trust_remote_code, local_files_only=local_files_only
+        )
+        for part in (config, config.get_text_config()):
+            for name, value in _OUTPUTS.items():
+                if getattr(part, name, value) != value:
+                    setattr(part, name, value)
+        return config
 
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
@@ -397,11 +412,17 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
     def load(**attention: str) -> Any:
         with no_report():
             return AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **attention
+                place,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **attention,
             )
 
     with parsed(f"model '{place}' cannot be loaded by its config.json and generation_config.json; correct them"):
-        text = _read_config(place, trust_remote_code).get_text_config()
+        config = _read_config(place, trust_remote_code)
+        text = config.get_text_config()
         # SDPA does not bound scores: transformers drops the bound before 5.24, without a word, and refuses it since.
         is_bounded = vars(text).get("attn_logit_softcapping") is not None
         try:
@@ -416,6 +437,7 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
             raise ModelError(contradiction(place, target, source))
     check_numbers(model, place)
     loaded: nn.Module = model.eval()
+    check_causal(loaded, place)
     return loaded
 
 

@@ -170,6 +170,7 @@ def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Mod
     import peft
 
     check_targets(model, plan)
+    check_adapter(model, plan)
     targets = list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets
     left_out = [*misfits(model), *_unused(model)] if plan.is_everything else []
     settings: Any = peft.LoraConfig(
@@ -211,8 +212,14 @@ _PLAIN_ONLY = {
     "use_dora": "DoRA", "rank_pattern": "ranks that differ by module", "alpha_pattern": "alphas that differ by module",
     "modules_to_save": "whole modules beside the adapter", "target_parameters": "adapters of parameters",
     "trainable_token_indices": "trained tokens", "lora_bias": "biases in the adapter",
-    "layer_replication": "copied layers",
+    "layer_replication": "copied layers", "alora_invocation_tokens": "an adapter that begins at a token (aLoRA)",
 }  # fmt: skip
+_PLAIN_TOO = {
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "inference_mode", "fan_in_fan_out",
+    "init_lora_weights", "auto_mapping", "use_rslora", "megatron_config", "runtime_config", "ensure_weight_tying",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
+}  # fmt: skip
+"""Settings of peft that choose modules, or how an adapter began and was trained, and not what it computes."""
 
 
 ADAPTER_FOLDER = "adapter"
@@ -239,6 +246,8 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder / _CONFIG}' is no adapter's config: {error!r}") from error
     special = [said for key, said in _PLAIN_ONLY.items() if config.get(key)]
+    others = config.keys() - _PLAIN_ONLY.keys() - _PLAIN_TOO
+    special += [f"{key} = {str(config[key])[:40]}" for key in sorted(others) if _is_a_way(config[key])]
     special += [f"an adapter of kind {kind}"] if kind != "LORA" else []
     special += [f"bias = {config.get('bias')!r}"] if config.get("bias", "none") != "none" else []
     begun = config.get("init_lora_weights", True)
@@ -251,11 +260,16 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
         )
     if config.get("use_rslora"):
         alpha *= math.sqrt(rank)
-    if not isinstance(targets, list) or config.get("exclude_modules"):
+    if not isinstance(targets, list) or config.get("exclude_modules") or config.get("layers_to_transform") is not None:
         targets = sorted({key.rpartition(".lora_")[0].removeprefix(_PREFIX) for key in _tensors(folder)})
     settings = {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
     trained_on = _trained_on(folder)
     return base or "", settings if trained_on is None else {**settings, "base": trained_on}
+
+
+def _is_a_way(value: object) -> bool:
+    """Whether a setting of peft switches a way of computing on; numbers and texts are parameters of such ways."""
+    return value is True or (isinstance(value, list | dict) and bool(value))
 
 
 def _trained_on(folder: Path) -> str | None:
@@ -330,23 +344,27 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_into(model: nn.Module, folder: Path) -> None:
-    """Give the adapters of a model the weights of a folder.
+    """Give the adapters of a model the weights of a folder, whose shapes `check_adapter` compares.
 
     Raises:
-        ModelError: If they are those of other adapters.
+        ModelError: If they are those of other layers.
     """
     own = {_saved_name(name): parameter for name, parameter in model.named_parameters() if "lora_" in name}
     found = _tensors(folder)
-    wrong = sorted(own.keys() ^ found.keys())
-    wrong += sorted(name for name in own.keys() & found.keys() if own[name].shape != found[name].shape)
-    if wrong:
-        raise ModelError(
-            f"the adapter '{folder}' does not fit a {type(model).__name__} with lora.rank and lora.targets as they "
-            f"are; the first of {len(wrong)} differences: {wrong[0].removeprefix(_PREFIX)}"
-        )
+    _check_names(found, own, folder)
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(found[name])
+
+
+def _check_names(found: Iterable[str], asked: Iterable[str], folder: object) -> None:
+    held, wanted = set(found), set(asked)
+    if wrong := sorted(held ^ wanted):
+        raise ModelError(
+            f"the adapter '{folder}' {'holds' if wrong[0] in held else 'lacks'} {wrong[0].removeprefix(_PREFIX)}, and "
+            f"lora.targets {'do not ask' if wrong[0] in held else 'ask'} for it (the first of {len(wrong)}); copy the "
+            "adapter again, or leave lora.targets out"
+        )
 
 
 def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
@@ -357,9 +375,14 @@ def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
     """
     if plan.adapter is None:
         return
-    modules = dict(model.named_modules())
-    for name, tensor in _tensors(Path(plan.adapter)).items():
+    found, modules = _tensors(Path(plan.adapter)), dict(model.named_modules())
+    for name, tensor in found.items():
         place, _, which = name.removeprefix(_PREFIX).rpartition(".lora_")
+        if which not in ("A.weight", "B.weight"):
+            raise ModelError(
+                f"the adapter '{plan.adapter}' holds {name.removeprefix(_PREFIX)}, which is no plain adapter of a "
+                "linear layer; merge it into its base model (peft: merge_and_unload) and give that folder"
+            )
         weight = getattr(modules.get(place), "weight", None)
         rows, columns = (0, 0) if weight is None else weight.shape
         if weight is not None and any(_is_conv1d(kind) for kind in type(modules[place]).__mro__):
@@ -369,6 +392,9 @@ def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
                 f"the adapter '{plan.adapter}' is not of this model: {name.removeprefix(_PREFIX)} is "
                 f"{list(tensor.shape)}, and {place} {f'is {[rows, columns]}' if weight is not None else 'is not there'}"
             )
+    if isinstance(plan.targets, tuple):
+        chosen = [n for n in modules if any(f".{n}".endswith(f".{target}") for target in plan.targets)]
+        _check_names(found, (f"{_PREFIX}{n}.lora_{half}.weight" for n in chosen for half in "AB"), plan.adapter)
 
 
 def misfits(model: nn.Module) -> dict[str, str]:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError, refusal_of
+from gnomon.models.forward import Forward
 from gnomon.models.token_strings import first_line, parsed
 
 # Keep transformers' own progress bars and reports off the terminal, where our progress line is.
@@ -78,6 +79,10 @@ _MOST_EXPERTS = 100_000
 _PROBED_ROWS = 64
 _LARGEST = 1e6
 """Of weights; those of published models are below a few thousand."""
+_FORMER_KINDS = {"su": "longrope", "mrope": "default"}
+_TRIED_TOKENS, _SEEN_AHEAD = 8, {torch.float32: 1e-3}
+_DIRECTIONS = ("is_decoder", "is_causal", "causal", "use_bidirectional_attention", "attn_type")
+"""Settings of a config that say whether attention sees what is behind a token."""
 # What a file may hold besides the weights: buffers that were computed from the config.
 _COMPUTED = re.compile(r"rotary_emb\.|inv_freq$|(attn|attention)\.(masked_)?bias$|position_ids$|num_batches_tracked$")
 # What belongs to another use of the model, and is not trained here: it is said.
@@ -197,6 +202,12 @@ def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     read = vars(text).get("rope_parameters") or {}
     for table in ("rope_parameters", "rope_scaling", ""):
         for name, value in ((part.get(table) or {}) if table else part).items():
+            is_kind = bool(table) and name in ("type", "rope_type") and "rope_type" in read
+            if is_kind and _FORMER_KINDS.get(value, value) != read["rope_type"]:
+                raise ModelError(
+                    f"model '{place}': config.json says {name} = {value!r} in {table}, and transformers reads "
+                    f"rope_type = {read['rope_type']!r}; write one table, rope_parameters, with one rope_type"
+                )
             if type(value) in (int, float) and name in read and read[name] != value:
                 where = f"in {table}" if table else "by itself"
                 raise ModelError(
@@ -364,6 +375,36 @@ def check_numbers(model: nn.Module, place: str) -> None:
                 f"model '{place}' has nothing but zeros in {_several(names)}; such a file was not written to its end, "
                 "copy it again"
             )
+
+
+@torch.no_grad()
+def check_causal(model: nn.Module, place: str) -> None:
+    """Refuse a model in which a token's logits depend on tokens behind it: answers are drawn before those are known.
+
+    Two short rows that end in different tokens are compared; a model that runs elsewhere only is not looked at here.
+
+    Raises:
+        ModelError: If they do; it names the settings of config.json that make attention so.
+    """
+    network: Any = model
+    rows = torch.arange(1, _TRIED_TOKENS + 1).repeat(2, 1) % network.config.get_text_config().vocab_size
+    rows[1, -1] = 0
+    try:
+        with torch.random.fork_rng(devices=[]):
+            one, other = Forward(network)(rows, keep=0, use_cache=False).logits[:, :-1].float()
+    except Exception as error:
+        if refusal_of(error) is not None:
+            raise
+        return
+    most = _SEEN_AHEAD.get(next(model.parameters()).dtype, 0.05)
+    if float((one - other).abs().max()) > most * float((one - one.mean(-1, keepdim=True)).abs().max()):
+        config = network.config.get_text_config()
+        stated = [f"{n} = {getattr(config, n)!r}" for n in _DIRECTIONS if getattr(config, n, None) is not None]
+        raise ModelError(
+            f"model '{place}': what {type(model).__name__} says of a token depends on tokens behind it, so it cannot "
+            f"write text from left to right (config.json: {', '.join(stated) or 'nothing of it'}); give a causal "
+            "model, or correct that where these weights were trained from left to right"
+        )
 
 
 def _is_norm(part: nn.Module) -> bool:
