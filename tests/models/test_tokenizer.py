@@ -351,3 +351,12 @@ def test_compatibility_forms_are_said(kind, is_said):
     if kind is not None:
         tokenizer.backend.backend_tokenizer.normalizer = getattr(normalizers, kind)()
     assert any("compatibility forms" in note for note in tokenizer.notes) == is_said
+
+
+def test_an_end_that_the_model_cannot_draw_is_said():
+    """A tokenizer that was enlarged without its model names an end that no answer reaches."""
+    backend = byte_level("<|end|>", eos_token="<|end|>")
+    end = backend.eos_token_id
+    told, silent = (wrap(backend, LlamaConfig(vocab_size=size), (7,)) for size in (end, end + 1))
+    assert f"the end token '<|end|>' has the id {end}, and the model draws 0 to {end - 1}" in told.said[-1]
+    assert (told.stop_ids, silent.said) == ((7,), ())

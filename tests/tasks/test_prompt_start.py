@@ -93,6 +93,9 @@ UNBEGUN = {
     "Gemma": GEMMA.partition("{% if add_generation_prompt")[0],
     "Vicuna": VICUNA.partition("{% if add_generation_prompt")[0],
     "R1": R1.partition("{% if add_generation_prompt")[0],
+    "ChatML with the user's turn": CHATML.replace("<|im_start|>assistant", "<|im_start|>user"),
+    "Llama 3 with the user's turn": LLAMA.replace("<|head|>assistant", "<|head|>user"),
+    "Gemma with another name": GEMMA.replace("<|head|>model", "<|head|>assistant"),
     "gpt-oss": HARMONY.partition("{% if add_generation_prompt")[0],
     "white space alone": CHATML.partition("{% if add_generation_prompt")[0]
     + "{% if add_generation_prompt %}\n{% endif %}",
@@ -122,7 +125,8 @@ def test_a_beginning_that_is_written_twice_is_said():
     tokenizer = tokenizer_of("{{ bos_token }}" + LLAMA)
     own = tokenizer.__class__(**{**vars(tokenizer), "begin": (tokenizer.bos,)})
 
-    assert beginning_of(own).notes == ("prompts begin with <s> twice: the model's chat template writes it twice",)
+    for each in (own, tokenizer):
+        assert beginning_of(each).notes == ("prompts begin with <s> twice: the model's chat template writes it twice",)
 
 
 _BLOCK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

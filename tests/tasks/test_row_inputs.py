@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.core.errors import DatasetError
-from gnomon.tasks.row_inputs import further_of
+from gnomon.tasks.row_inputs import further_of, untold_flaw
 from gnomon.tasks.tables import TableTask
 
 WEATHER = {"name": "weather", "description": "Weather.", "parameters": {"type": "object", "properties": {}}}
@@ -92,3 +92,23 @@ def test_the_rows_are_named(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"q\.jsonl:2: images: .*\n.*q\.jsonl:3: images: "):
         TableTask(str(path)).questions()
     assert len(TableTask(str(path), repeated="keep", reward_columns=("images",)).questions()) == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "content", "said"),
+    [
+        ({"system": "Be brief."}, "2+2=", "system: reaches no prompt; set task.template"),
+        ({"system_prompt": "Be brief."}, ({"role": "user", "content": "2+2="},), "system_prompt: reaches no prompt"),
+        ({"functions": [{"name": "add"}]}, "2+2=", "functions: reaches no prompt; the column of schemas is tools"),
+        ({"system": "Be brief."}, "Be brief.\n2+2=", None),
+        ({"system": "Hi "}, ({"role": "system", "content": "Hi"}, {"role": "user", "content": "2+2="}), None),
+        ({"system": "  ", "functions": []}, "2+2=", None),
+        ({"system": 3, "system_prompt": None}, "2+2=", None),
+    ],
+)
+def test_a_column_that_tells_the_model_something_is_in_its_prompt(row, content, said):
+    """Or refused: other programs write it before the question. A column that rewards read alone is theirs."""
+    found = untold_flaw(row, content)
+    assert (found is None) == (said is None)
+    assert said is None or str(found).startswith(said)
+    assert untold_flaw(row, content, tuple(row)) is None

@@ -300,6 +300,10 @@ def test_messages_that_became_text_are_refused(tmp_path: Path, text: str):
         ),
         ([{"prompt": "q", "question": "q", "answer": "7"}], ""),
         ([{"problem": "q", "messages": [{"role": "user", "content": "q!"}], "answer": "7"}], ""),
+        (
+            [{"prompt": "q", "messages": [{"role": "user", "content": "r"}], "answer": "7"}],
+            "the prompts 'prompt' and 'messages' differ in 1 of 1 rows",
+        ),
         ([{"prompt": "q", "answer": "nan"}], "1 of 1 answers of 't' are the text 'nan', which programs write for no"),
         (
             [{"prompt": "q", "answer": "7"}, {"prompt": "r", "answer": "N/A"}],

@@ -1,6 +1,7 @@
 """Which objects an algorithm gets for choosing prompts and remembering how they went."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from gnomon.algorithms import A_STAR_PO, GRPO, SPO, Greso, OptimalValue, Priorit
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Task
-from gnomon.models.tiny import save_tiny
+from gnomon.models.tiny import BOS, save_tiny
 from gnomon.rollouts.curriculum.drift import NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.samplers import GresoCurriculum, PrioritizedCurriculum, UniformCurriculum
 from gnomon.rollouts.curriculum.tracker import FixedValues, ValueTracker
@@ -190,6 +191,27 @@ def test_rows_whose_own_system_message_replaces_the_experiments_are_said(
     remarks = questions(load("tiny", [*settings, "rollouts_per_step=16", "rewards=[{kind='numeric'}]"]).experiment).said
 
     assert [remark for remark in remarks if "`system`" in remark] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [
+        (BOS + "user\n{n} + 1 =", True),
+        ([{"role": "user", "content": BOS + "user\n{n} + 1 ="}], True),
+        ("<|start_header_id|>user<|end_header_id|>\n\n{n} + 1 =", False),
+        ("{n} + 1 =", False),
+    ],
+)
+def test_questions_that_are_in_a_chats_form_already_are_said(tmp_path: Path, asked: Any, is_said: bool):
+    """Their marks stay plain text within the user's turn, which is another prompt than they were meant to be."""
+    rows = (json.dumps({"prompt": asked, "answer": "{m}"}) for _ in range(30))
+    lines = [row.replace("{n}", str(n)).replace("{m}", str(n + 1)) for n, row in enumerate(rows)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    settings = [f"task={tmp_path / 'rows.jsonl'}", "held_out.size=3", "held_out.fraction=0.3", "rollouts_per_step=16"]
+    remarks = questions(load("tiny", [*settings, "rewards=[{kind='numeric'}]"]).experiment).said
+
+    said = [remark for remark in remarks if re.match(r"(\d+) of \1 questions hold control tokens of the mo", remark)]
+    assert len(said) == is_said
 
 
 @pytest.mark.parametrize(

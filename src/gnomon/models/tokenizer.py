@@ -282,6 +282,13 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = (), said: Se
             f"generation_config.json ends them at {sorted(generation_eos)} alone, so other programs may go on behind "
             f"it (add {turn_end} to eos_token_id there)",
         ]
+    beyond = sorted({int(i) for i in ends if i is not None and int(i) >= size})
+    if beyond:
+        said = [
+            *said,
+            f"the end token {backend.convert_ids_to_tokens(beyond[0])!r} has the id {beyond[0]}, and the model draws 0 "
+            f"to {size - 1}: it ends no answer (resize_token_embeddings gives it an embedding)",
+        ]
     return Tokenizer(
         backend=backend,
         control=control,

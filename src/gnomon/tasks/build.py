@@ -1,6 +1,8 @@
 """From settings to tasks: names, building, the held-out split, and the check that prompts fit."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -8,12 +10,14 @@ from typing import Literal, TypeVar
 from gnomon.core.errors import ConfigError, DatasetError, bounded, check_bounds, unknown
 from gnomon.core.progress import counted
 from gnomon.core.sections import EvalSampling
+from gnomon.core.types import Message
 from gnomon.rewards.exact import Numeric
 from gnomon.rewards.grading import WeightedReward
 from gnomon.rewards.reasoning import Reasoning
 from gnomon.tasks.arithmetic import ArithmeticTask
-from gnomon.tasks.base import Renderer, TaskSet
+from gnomon.tasks.base import Content, Renderer, TaskSet
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
+from gnomon.tasks.chat import ChatTokenizer
 from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
@@ -363,22 +367,46 @@ def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
 
 def own_system(sets: Iterable[TaskSet]) -> str:
     """Return, in words, how many questions of tables bring a system message that replaces `system`; "" for none."""
-    found = [_own_system(tasks.questions) for tasks in sets if isinstance(tasks, TokenizedDataset)]
-    own, asked = sum(own for own, _ in found), sum(asked for _, asked in found)
+    own, asked = _count(sets, lambda said: not isinstance(said, str) and any(m["role"] == "system" for m in said))
     return f"`system` is not before {own:,} of {asked:,} questions, which bring a system message" if own else ""
 
 
-def _own_system(asked: QuestionSet) -> tuple[int, int]:
+def marked(sets: Iterable[TaskSet], tokenizer: ChatTokenizer) -> str:
+    """Return, in words, how many questions of tables hold control tokens that the model's chat writes; "" for none.
+
+    Such questions were put into a chat's form before, and would be within a turn, their marks as plain text.
+    """
+    probe: Message = {"role": "user", "content": ""}
+    written: str | None = ""
+    with suppress(ConfigError):
+        written = tokenizer.template([probe])
+    marks = [text for text in tokenizer.control_strings if text.strip() and (written is None or text in written)]
+    mark = re.compile("|".join(map(re.escape, marks)) or "(?!)")
+    found, asked = _count(sets, lambda said: mark.search(str(said)) is not None)
+    if not found:
+        return ""
+    return (
+        f"{found:,} of {asked:,} questions hold control tokens of the model ({', '.join(marks[:3])}), which stay plain "
+        "text in the prompt: give messages where those are turns"
+    )
+
+
+def _count(sets: Iterable[TaskSet], is_so: Callable[[Content], bool]) -> tuple[int, int]:
+    """Return how many questions of tables are so, and how many there are in all."""
+    found = [_count_in(tasks.questions, is_so) for tasks in sets if isinstance(tasks, TokenizedDataset)]
+    return sum(count for count, _ in found), sum(asked for _, asked in found)
+
+
+def _count_in(asked: QuestionSet, is_so: Callable[[Content], bool]) -> tuple[int, int]:
     source = asked
     while isinstance(source, Subset):
         source = source.source
     if isinstance(source, Mixture):
-        parts = [_own_system(part) for part in source.parts]
-        return sum(own for own, _ in parts), sum(count for _, count in parts)
+        parts = [_count_in(part, is_so) for part in source.parts]
+        return sum(count for count, _ in parts), sum(count for _, count in parts)
     if not isinstance(source, ListDataset):
         return 0, len(asked)
-    contents = (asked[index].content for index in range(len(asked)))
-    return sum(not isinstance(said, str) and any(m["role"] == "system" for m in said) for said in contents), len(asked)
+    return sum(is_so(asked[index].content) for index in range(len(asked))), len(asked)
 
 
 def trained_again(train: QuestionSet) -> str:

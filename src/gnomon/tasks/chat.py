@@ -398,9 +398,12 @@ def _left_out(messages: Sequence[Message], place: int, further: Further, is_ours
             f"the model's chat template leaves out the system message {text!r}: no prompt would have it; remove "
             "`system` and put the text into the questions, or use a model whose template shows system messages"
         )
+    way = "put the text into the user's last message, or remove it"
+    if place == len(messages) - 1:
+        way = "correct the template (chat_template.jinja or tokenizer_config.json), or write the text as it keeps it"
     return DatasetError(
         f"{further.where}: the model's chat template leaves out or changes message {place + 1} of {len(messages)}, the "
-        f"{message['role']}'s: {text!r} is not in the prompt; put the text into the user's last message, or remove it"
+        f"{message['role']}'s: {text!r} is not in the prompt; {way}"
     )
 
 

@@ -141,12 +141,22 @@ def _turn_note(asked: str, plain: str, headers: Sequence[str]) -> str | None:
             "that is where the assistant's turn is begun, use a tokenizer whose template begins one"
         )
     begun = asked.removeprefix(plain).strip()
-    if headers and not any(header.strip()[:1] == begun[:1] for header in headers):
+    if headers and not any(_is_one_turn(header.strip(), begun) for header in headers):
         return (
             f"the model's chat template begins answers with {headers[0]!r} in a conversation, and prompts end with "
             f"{_end(asked)!r}: the assistant's turn is begun otherwise than the model was trained on"
         )
     return None
+
+
+def _is_one_turn(header: str, begun: str) -> bool:
+    """Whether two headers begin alike: by their first words, a mark and a role, as far as both have them.
+
+    >>> _is_one_turn("<|im_start|>assistant", "<|im_start|>assistant\\n<think>"), _is_one_turn("<|user|>", "<|model|>")
+    (True, False)
+    """
+    one, other = (re.findall(r"\w+", text)[:2] for text in (header, begun))
+    return header[:1] == begun[:1] and all(mine == theirs for mine, theirs in zip(one, other, strict=False))
 
 
 def _opening_note(opened: str, is_shown: bool) -> str | None:
@@ -158,8 +168,9 @@ def _opening_note(opened: str, is_shown: bool) -> str | None:
 
 
 def _twice_note(tokenizer: ChatTokenizer, asked: str) -> str | None:
-    begin, ids = tokenizer.begin, tuple(tokenizer.encode(asked))
-    if not begin or ids[: 2 * len(begin)] != begin * 2:
+    ids = tuple(tokenizer.encode(asked))
+    begin = tokenizer.begin or ids[:1]
+    if ids[: 2 * len(begin)] != begin * 2 or tokenizer.spelled(begin[:1]) not in tokenizer.control_strings:
         return None
     return f"prompts begin with {tokenizer.spelled(begin)} twice: the model's chat template writes it twice"
 

@@ -13,8 +13,10 @@ from gnomon.tasks.base import Content, Further
 
 UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
 """Columns that a model of text cannot be given."""
-SWITCHES = ("documents", "enable_thinking")
+SWITCHES = ("documents", "enable_thinking", "reasoning_effort")
 """Columns that are variables of chat templates by their own name."""
+TOLD = ("system", "system_prompt")
+"""Columns of text that other programs put before the question, as a system message."""
 TOOLS, KWARGS = "tools", "chat_template_kwargs"
 RESERVED = frozenset(
     (
@@ -121,6 +123,22 @@ def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) ->
     if own.get("enable_thinking", True) not in (True, False):
         return Further(), f"enable_thinking: true or false is wanted, got {own['enable_thinking']!r}, {_ELSE}"
     return Further(tools=tuple(tools), switches={**further, **own}), None
+
+
+def untold_flaw(values: Mapping[str, Any], content: Content, reward_columns: Sequence[str] = ()) -> str | None:
+    """Return which column tells the model something and is not in the row's prompt, or None.
+
+    >>> untold_flaw({"system": "Be brief."}, "2+2=").partition(";")[0]
+    'system: reaches no prompt'
+    >>> untold_flaw({"system": "Be brief."}, "Be brief. 2+2=")
+    """
+    said = content if isinstance(content, str) else "\n".join(message["content"] for message in content)
+    for name in (name for name in TOLD if isinstance(values.get(name), str) and name not in reward_columns):
+        if values[name].strip() not in said:
+            return f'{name}: reaches no prompt; set task.template = "{{{name}}} {{question}}", write messages, {_ELSE}'
+    if not _is_empty(values.get("functions")) and "functions" not in reward_columns:
+        return f"functions: reaches no prompt; the column of schemas is {TOOLS}: rename it, {_ELSE}"
+    return None
 
 
 def reserved_flaw(switches: Mapping[str, Any]) -> str | None:

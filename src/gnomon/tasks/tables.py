@@ -30,7 +30,7 @@ from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.base import Content
 from gnomon.tasks.chat import message_flaw, readable
 from gnomon.tasks.question import ListDataset, Question, digest
-from gnomon.tasks.row_inputs import Wording, further_of, names_in
+from gnomon.tasks.row_inputs import Wording, further_of, names_in, untold_flaw
 from gnomon.tasks.row_values import Reading, Row, number_text, written
 from gnomon.tasks.split import NUMBERING, Repetitions
 
@@ -607,6 +607,8 @@ class TableTask:
             content = self.wording.around(content, row.values)
         except KeyError as error:
             return None, f"task.template: no column {error}; the row has {names_in(row.values)}"
+        if (flaw := untold_flaw(row.values, content, self.reward_columns)) is not None:
+            return None, flaw
         columns = {k: v for k, v in row.values.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
@@ -694,10 +696,17 @@ def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _prompts(row: Row) -> list[str]:
-    """Return the columns that may be the prompt and hold different things; chats repeat the question and count not."""
-    texts = {name: row.values.get(name) for name in PROMPT_COLUMNS}
-    first = {str(text): name for name, text in reversed(texts.items()) if isinstance(text, str)}
-    return [name for name in PROMPT_COLUMNS if name in first.values()]
+    """Return the columns that may be the prompt and hold different things; a chat that repeats a text is no other."""
+    given = {name: _content(_as_messages(value)) for name in PROMPT_COLUMNS if (value := row.values.get(name))}
+    texts = {n: said if isinstance(said, str) else readable(said) for n, (said, flaw) in given.items() if flaw is None}
+    first = {text: name for name, text in reversed(texts.items())}
+    chats = {name for name, (said, _) in given.items() if not isinstance(said, str)}
+    return [
+        name
+        for name in PROMPT_COLUMNS
+        if name in first.values()
+        and not (name in chats and any(text.strip() in texts[name] for other, text in texts.items() if other != name))
+    ]
 
 
 def _shown(value: Any) -> str:

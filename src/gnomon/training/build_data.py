@@ -54,6 +54,7 @@ from gnomon.tasks.build import (
     build_split,
     check_context,
     judged_itself,
+    marked,
     own_rewards,
     own_system,
     repetitions,
@@ -367,8 +368,8 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     for by, ends, sets in alike:
         untried.append(check_answers(sets, by, grading_limits(experiment), partial(until_stop, sampling=ends)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
-    if experiment.system:
-        untried.append(own_system((split.train, *((split.held_out,) if split.train is not split.held_out else ()))))
+    halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
+    untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
     if trained and is_asked and grading is not None and not parts_count and not any(grading.weights.values()):
         untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
