@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gnomon.core.types import TopLogprobs
-from gnomon.models.cpu.gradient_sum import add, sum_of
+from gnomon.models.cpu.gradient_sum import add_gradient, sum_of
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.device import memory_of, round_up
 from gnomon.models.fused_layers import fused
@@ -242,10 +242,8 @@ class _ChosenLogprobs(torch.autograd.Function):
                 d_bias[part] = slopes.sum(0, dtype=torch.float32)
             if d_weight is not None:
                 torch.mm(slopes.T, hidden, out=d_weight[part])
-            elif added is not None and is_new:
-                added[part].copy_(slopes.T @ hidden)
             elif added is not None:
-                add(added[part], slopes.T @ hidden)
+                add_gradient(added[part], is_new, slopes, hidden)
             if for_hidden:
                 product = slopes @ weight[part]
                 d_hidden = product if d_hidden is None else d_hidden.add_(product)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.models.cpu.gradient_sum import add, add_up, sum_of
+from gnomon.models.cpu.gradient_sum import add, add_up, sum_of, weight_gradients
+from gnomon.models.cpu.kernels import kernels_for
 
 
 @pytest.mark.parametrize("shape", [(3,), (7, 5), (2**20,), (1031, 2053)])
@@ -60,3 +61,44 @@ def test_a_new_sum_owns_its_numbers():
 
     assert first.tolist() == [1, 1]
     assert weight.grad.tolist() == [2, 2]
+
+
+@pytest.mark.skipif(
+    not getattr(kernels_for(torch.bfloat16), "has_matrices", False), reason="this processor has no matrix registers"
+)
+@pytest.mark.parametrize(("rows", "width"), [(32, 64), (288, 32), (320, 96)])
+def test_matrix_registers_add_to_float32_sums(rows, width):
+    """Of weights side by side, one of which has a part already; the bits do not depend on the number of threads."""
+    sizes, threads = (160, 32, 64), torch.get_num_threads()
+    weights = [nn.Parameter(torch.zeros(size, width)) for size in sizes]
+    sums, first = [add_up(weight, weight) for weight in weights], torch.randn(32, width)
+    gradient, inputs = torch.randn(rows, sum(sizes)).bfloat16(), torch.randn(rows, width).bfloat16()
+    made = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            for weight in weights:
+                weight.grad = None
+            sums[1].add(first)
+            assert weight_gradients(gradient, inputs, sizes, sums) == [None] * 3
+            made.append(torch.cat([weight.grad for weight in weights]))
+    finally:
+        torch.set_num_threads(threads)
+
+    wanted = gradient.double().T @ inputs.double()
+    wanted[160:192] += first
+    assert torch.equal(*made)
+    assert (made[0] - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+
+def test_gradients_of_weights_without_sums_are_returned():
+    """And of numbers of rows that matrix registers do not take."""
+    gradient, inputs = torch.randn(32, 96).bfloat16(), torch.randn(32, 64).bfloat16()
+    weight = nn.Parameter(torch.zeros(32, 64))
+
+    parts = weight_gradients(gradient, inputs, (64, 32), [None, add_up(weight, weight)])
+    (last,) = weight_gradients(gradient[:31, :32], inputs[:31], (32,), [sum_of(weight)])
+
+    assert weight.grad is None
+    assert torch.equal(torch.cat(parts), gradient.T @ inputs)
+    assert torch.equal(last, gradient[:31, :32].T @ inputs[:31])

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.models.contexts import is_recomputed
-from gnomon.models.cpu.gradient_sum import GradientSum, sum_of
+from gnomon.models.cpu.gradient_sum import GradientSum, sum_of, weight_gradients
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, branched_attention
 from gnomon.models.llama_like import has_inner_norms, is_silu
@@ -180,7 +180,7 @@ class _NormedProduct(torch.autograd.Function):
         epsilon, count = settings
         given, factor = _norm(states, scale, epsilon)
         ctx.save_for_backward(states, scale, factor, *tensors)
-        ctx.count = count
+        ctx.count, ctx.sums = count, [sum_of(weight) for weight in tensors[:count]]
         bias = torch.cat(tensors[count:]) if len(tensors) > count else None
         return functional.linear(given, _stacked(tensors[:count]), bias)
 
@@ -194,7 +194,7 @@ class _NormedProduct(torch.autograd.Function):
         is_wanted = any(ctx.needs_input_grad[3:])
         d_states, d_scale, given = _through_norm(gradient @ _stacked(weights), states, scale, factor, is_wanted)
         if given is not None:
-            found[: ctx.count] = (gradient.T @ given).split(sizes)
+            found[: ctx.count] = weight_gradients(gradient, given, sizes, ctx.sums)
             if len(tensors) > ctx.count:
                 found[ctx.count :] = gradient.sum(0).split(sizes)
         return d_states, d_scale, None, *found
@@ -222,6 +222,7 @@ class _Plus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
+        ctx.sum = sum_of(weight)
         return _plus(states, inputs, weight, bias)
 
     @staticmethod
@@ -229,7 +230,7 @@ class _Plus(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         _, _, for_weight, for_bias = ctx.needs_input_grad
-        d_weight = gradient.T @ inputs if for_weight else None
+        d_weight = weight_gradients(gradient, inputs, [len(weight)], [ctx.sum])[0] if for_weight else None
         return gradient, gradient @ weight, d_weight, gradient.sum(0) if for_bias else None
 
 
@@ -241,7 +242,7 @@ class _Gated(torch.autograd.Function):
         ctx: Any, states: Tensor, opened: Tensor, weight: Tensor, bias: Tensor | None, activation: nn.Module
     ) -> Tensor:
         ctx.save_for_backward(opened, weight)
-        ctx.activation = activation
+        ctx.activation, ctx.sum = activation, sum_of(weight)
         return _plus(states, _gated(opened, activation), weight, bias)
 
     @staticmethod
@@ -250,7 +251,7 @@ class _Gated(torch.autograd.Function):
         opened, weight = ctx.saved_tensors
         _, _, for_weight, for_bias, _ = ctx.needs_input_grad
         product, d_opened = _through_gate(opened, gradient @ weight, ctx.activation)
-        d_weight = gradient.T @ product if for_weight else None
+        d_weight = weight_gradients(gradient, product, [len(weight)], [ctx.sum])[0] if for_weight else None
         return gradient, d_opened, d_weight, gradient.sum(0) if for_bias else None, None
 
 

@@ -7,8 +7,12 @@ the largest tensors of a small model. If a weight has a `GradientSum`, backward 
 autograd no gradient.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+from gnomon.models.cpu.kernels import kernels_of
 
 _BLOCK = 2**20
 _LARGE = 2**23
@@ -81,3 +85,41 @@ def sum_of(weight: Tensor) -> GradientSum | None:
     """Return the sum of a weight's gradients; None if autograd accumulates them."""
     found: GradientSum | None = getattr(weight, "gradient_sum", None)
     return found
+
+
+def add_gradient(total: Tensor, is_new: bool, gradient: Tensor, inputs: Tensor) -> None:
+    """Add gradient Float[R N] transposed times inputs Float[R M] to ``total`` Float32[N M], which ``is_new``: empty."""
+    kernels = kernels_of(gradient)
+    if kernels is not None and kernels.may_add_gradient(*inputs.shape, len(total)):
+        kernels.add_gradient_([total], is_new, gradient.contiguous(), inputs.contiguous())
+    elif is_new:
+        total.copy_(gradient.T @ inputs)
+    else:
+        add(total, gradient.T @ inputs)
+
+
+def weight_gradients(
+    gradient: Tensor, inputs: Tensor, sizes: Sequence[int], sums: Sequence[GradientSum | None]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of weights Float[N M], from gradient Float[R, sum of N] and inputs Float[R M].
+
+    With matrix registers they are added to their sums in float32 instead, if all have one, and None is returned for
+    each: no gradient is rounded on its way, or goes through memory twice.
+
+    Args:
+        gradient: Of the weights' products side by side.
+        inputs: What all were multiplied with.
+        sizes: N of each weight.
+        sums: Of each weight.
+    """
+    kernels, totals = kernels_of(gradient), [total for total in sums if total is not None]
+    if kernels is None or len(totals) < len(sums) or not kernels.may_add_gradient(*inputs.shape, *sizes):
+        parts: Sequence[Tensor] = (gradient.T @ inputs).split(list(sizes))
+        return parts
+    begun = [total.begin() for total in totals]
+    is_new = all(new for _, new in begun)
+    for total, new in begun:
+        if new and not is_new:
+            total.zero_()
+    kernels.add_gradient_([total for total, _ in begun], is_new, gradient.contiguous(), inputs.contiguous())
+    return [None] * len(sums)

@@ -33,7 +33,11 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 _ALLOCATING = ("attend", "sample", "branched")
 """These take memory of their own and return 0, or 1 where there was none."""
-_OF_SOME: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
+_OF_PAIRS: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
+_OF_MATRICES: dict[str, list[Any]] = {
+    "matrices": [],
+    "add_gradient": [*[_P] * 4, *[_I] * 3, _T, _T],
+}
 _COLUMNS = 32
 
 BranchTable = tuple[Tensor, Tensor, int]
@@ -45,18 +49,18 @@ class Kernels:
     Attributes:
         name: Identifies sources, compiler and CPU.
         has_linear: Whether `linear` exists, for bfloat16 on CPUs that multiply pairs of it.
+        has_matrices: Whether `add_gradient_` works, for bfloat16 on CPUs with matrix registers for it.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: Any = library
         self.name = Path(library._name).stem
-        for name, types in _SIGNATURES.items():
+        self.has_linear, self.has_matrices = hasattr(library, "linear"), hasattr(library, "matrices")
+        some = (_OF_PAIRS if self.has_linear else {}) | (_OF_MATRICES if self.has_matrices else {})
+        for name, types in (_SIGNATURES | some).items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, _T if name in _ALLOCATING else None
-        self.has_linear = hasattr(library, "linear")
-        for name, types in _OF_SOME.items() if self.has_linear else ():
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, None
+            function.argtypes, function.restype = types, _T if name in (*_ALLOCATING, "matrices") else None
+        self.has_matrices = self.has_matrices and bool(self._library.matrices())
 
     def packed(self, weight: Tensor) -> Tensor:
         """Return ``weight`` Float[N M], M even, in the order that `linear` reads."""
@@ -76,6 +80,22 @@ class Kernels:
         result = inputs.new_empty(rows, outputs)
         self._library.linear(*_addresses(inputs, weight, bias, residual, result), rows, outputs, width, _threads())
         return result
+
+    def may_add_gradient(self, *extents: int) -> bool:
+        """Whether `add_gradient_` takes factors of these extents."""
+        return self.has_matrices and all(extent > 0 and extent % _COLUMNS == 0 for extent in extents)
+
+    def add_gradient_(self, sums: Sequence[Tensor], is_new: bool, gradient: Tensor, inputs: Tensor) -> None:
+        """Add ``gradient`` Float[R N] transposed times ``inputs`` Float[R M] to ``sums`` Float32[. M] of N rows.
+
+        ``is_new``: nothing is in the sums yet.
+        """
+        (rows, outputs), width, threads = gradient.shape, inputs.shape[1], _threads()
+        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in sums), "sums are dense, in float32"
+        starts = [each.data_ptr() + 4 * width * row for each in sums for row in range(0, len(each), _COLUMNS)]
+        homes, laid = torch.tensor(starts), inputs.new_empty(rows * (width + 4 * _COLUMNS * threads))
+        pointers = _addresses(gradient, inputs, homes, laid)
+        self._library.add_gradient(*pointers, rows, outputs, width, is_new, threads)
 
     def norm(self, states: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Return ``states`` Float[R W] normalized and weighted, and 1 / sqrt(mean(x^2) + epsilon), Float32[R]."""

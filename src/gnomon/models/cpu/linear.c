@@ -5,15 +5,9 @@
    on how many rows there are. For processors that multiply pairs of bfloat16; those with matrix registers multiply 32
    rows with a block at a time. */
 
-#include "numbers.h"
+#include "matrices.h"
 
 #if defined(HALF) && defined(__AVX512BF16__)
-
-#if defined(__AMX_BF16__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#define MATRICES
-#endif
 
 /* Columns of a block, and most rows that are multiplied with it at a time: 24 of 32 registers are sums. */
 #define COLUMNS 32
@@ -87,31 +81,6 @@ static inline __attribute__((always_inline)) void multiply(const number *x, cons
 }
 
 #ifdef MATRICES
-/* Linux lends matrix registers to a process that asks once; others' kernels in the process may have asked before. */
-static int has_matrices(void) {
-    static int found = -1;
-    if (found < 0) found = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return found;
-}
-
-/* Registers 0 to 3 are sums: (0, 1) of the first 16 rows, (2, 3) of the others; 4 and 5 rows; 6 and 7 weights. */
-static void lay_out(int64_t rows) {
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } __attribute__((aligned(64))) shape = {.palette = 1};
-    uint8_t upper = (uint8_t)(rows < 16 ? rows : 16), lower = (uint8_t)(rows > 16 ? rows - 16 : 1);
-    const uint8_t each[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-    for (int i = 0; i < 8; i++) {
-        shape.bytes[i] = 64;
-        shape.rows[i] = each[i];
-    }
-    /* GCC 12 takes only the first eight bytes for read. */
-    __asm__ volatile("" : : "r"(&shape) : "memory");
-    _tile_loadconfig(&shape);
-}
-
 /* Rows that are multiplied with a part of a block while that stays in the first cache, and inner numbers of a part. */
 #define MANY 128
 #define PART 256
