@@ -97,3 +97,15 @@ def test_columns_that_number_rows_count_where_they_are_read(tmp_path: Path):
     parquet.write_table(pa.Table.from_pylist([{"prompt": " ", "answer": "1"}, rows[0]] * 3), path)
     with pytest.raises(DatasetError, match=r"3 of 6 rows(.|\n)*:1: prompt: empty(.|\n)*:3: (.|\n)*:5: "):
         TableTask(str(path)).questions()
+
+
+def test_texts_that_arrow_only_views_are_read(tmp_path: Path):
+    """Polars writes texts as string_view, which Arrow neither compares nor takes; equal rows are one prompt still."""
+    texts = {"question": ["1+1", "1+1", "2+2"], "answer": ["2", "2", "4"]}
+    table = pa.table({name: pa.array(values, type=pa.string_view()) for name, values in texts.items()})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+    for path in (tmp_path / "t.parquet", tmp_path / "t.arrow"):
+        assert [row.columns["answer"] for row in TableTask(str(path)).questions()] == ["2", "4"]

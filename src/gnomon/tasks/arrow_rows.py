@@ -92,7 +92,12 @@ def _merged(table: Any, compared: Sequence[str]) -> tuple[Any, Codes]:
         codes = np.arange(len(table))
     _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(firsts)
-    return table.take(firsts[order]), np.argsort(order)[codes]
+    places = firsts[order]
+    try:
+        table = table.take(places)
+    except NotImplementedError:  # of some types Arrow takes no rows (string_view)
+        table = type(table).from_batches([part for place in places for part in table.slice(place, 1).to_batches()])
+    return table, np.argsort(order)[codes]
 
 
 def _codes(column: Any) -> Codes:

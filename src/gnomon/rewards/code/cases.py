@@ -787,5 +787,5 @@ def _joined(text: Any) -> str:
     if isinstance(text, list):
         return "\n".join(map(str, text))
     if not isinstance(text, str):
-        raise VerifierError(f"input and output of a case should be text, got {str(text)[:80]!r}")
+        raise VerifierError(f"input and output of a case should be text, got {text!r:.80} ({type(text).__name__})")
     return text
