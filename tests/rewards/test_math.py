@@ -41,3 +41,18 @@ def test_an_answer_that_cannot_be_read_cannot_be_judged():
     """An empty answer is the dataset's fault, not the model's."""
     with pytest.raises(VerifierError, match="cannot read column 'answer'"):
         judge(r"\boxed{1}", "")
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "right"),
+    [
+        ("5", "x = - 5", False), ("-5", "x = - 5", True), ("5", "It is minus 5.", False),
+        ("-5", "It is minus 5.", True),
+        ("5", "5 million", False), ("5000000", "5 million", True), ("12", "12'000", False), ("12000", "12'000", True),
+        ("12\\pi", "It is $12\\pi\\text{ cm}^2$.", True), ("\\pi r^2 h", "It is $\\pi r^2$.", False),
+        ("\\pi r^2 h", "It is $\\pi r^2 h$.", True), ("\\pi", "It is $3.141593$.", False), ("5", "$x > 5$", False),
+    ],
+)  # fmt: skip
+def test_without_a_box_signs_scales_and_units_are_read_too(gold: str, said: str, right: bool):
+    """What math-verify takes out of a sentence is no part of what the sentence says."""
+    assert Mathematics()(Sample("", said, columns={"answer": gold})) == float(right)

@@ -9,10 +9,14 @@ from gnomon.core.optional import import_optional
 from gnomon.rewards.answers import final_answer, last_boxed, readable, same_answer, squeezed, without_unit
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.exact import boxed_answer
-from gnomon.rewards.numbers import choose_number, parse_number
+from gnomon.rewards.numbers import choose_number, find_numbers, parse_number
 
 _MARKED = re.compile(r"(?<![\\$])\$[^$]+(?<!\\)\$|\\\(.+\\\)|\\\[.+\\\]", re.DOTALL)
 _WHOLE = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\().)+\\\)|\\\[(?:(?!\\\[).)+\\\])\.?\s*", re.DOTALL)
+_UNIT_IN_TEX = re.compile(
+    r"(?<=[\w)}\]])(?:\\[,; ]|\s|~)*\\(?:text|textrm|mathrm|mbox)\s?\{[^{}]{1,40}\}"
+    r"(?:\s?\^\s?\{?[23]\}?)?(?=[\s.]*(?:\$|\\[)\]]))"
+)
 _HUGE = re.compile(
     r"(?:\^|\*\*)\s?\{?\s?[0-9]{6}|(?:(?:\^|\*\*)[\s{(]{0,4}[0-9]+[\s})]{0,4}){2}|[0-9]{6}\s?!|[0-9]\s?!\s?!|"
     r"[0-9][eE][-+]?[0-9]{4}|[0-9]{2000}"
@@ -105,7 +109,11 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
     if boxed is None and said is not None and parse_number(said) is not None and isinstance(found[-1], str):
         same = same_answer(found[-1], said)
         if same is not None:
-            last = choose_number(completion, "last")
+            last, number = choose_number(completion, "last"), parse_number(found[-1])
+            if number is not None and number.value not in [each.value for each in find_numbers(completion)]:
+                return float(
+                    last is not None and same_answer(last.text, said) is True
+                )  # the 5 of minus 5, of 5 million
             return float(same and (last is not None or not found[-1].strip(" .").isdigit()))
     return float(verify(list(gold), list(found), allow_set_relation_comp=True, timeout_seconds=None))
 
@@ -158,4 +166,5 @@ def _read(text: str) -> tuple[Any, ...]:
     # Units come off before (without_unit): math-verify would take the h of \pi r^2 h for hours.
     latex = LatexExtractionConfig()
     latex = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
+    text = _UNIT_IN_TEX.sub(lambda match: match[0] if without_unit(f"1{match[0]}")[0] is None else "", text)
     return tuple(map(exactly, parse(text, (latex, ExprExtractionConfig()), parsing_timeout=None)))
