@@ -304,7 +304,7 @@ def check_tools(plan: EnvironmentConfig) -> None:
     if plan.use:
         check_settings(find_member(plan.use, "environment", "class"), plan)
     if plan.container:
-        plan.container.check()
+        plan.container.check(PYTHON in plan.tools)
     for name in plan.tools:
         if name == PYTHON and not plan.container:
             schema_of(_python(plan).call)

@@ -504,7 +504,7 @@ def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     if plan.sandbox != "docker" and plan.sandbox != "podman":
         return enforced_by([*asked, (plan.sandbox, plan.packages)])
     assert plan.container is not None
-    plan.container.check()
+    plan.container.check(PYTHON in plan.tools)
     of_rewards = [enforced_by(asked)] if asked else []
     return "; ".join([*of_rewards, f"{plan.sandbox}, image {plan.image}: a container for each rollout"])
 

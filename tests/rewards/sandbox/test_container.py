@@ -59,6 +59,21 @@ def test_what_the_engine_complains_about_is_said(script, said, tmp_path, monkeyp
         ContainerSandbox("docker", "x").check()
 
 
+def test_an_image_without_python_is_refused_for_programs_of_it(tmp_path, monkeypatch):
+    """With what the engine says, and what else could be done; a shell alone needs none."""
+    engine(tmp_path, "podman", NO_PYTHON, monkeypatch)
+
+    ContainerSandbox("podman", "x").check()
+    with pytest.raises(ConfigError, match=r"no python3 runs in 'x' .*python3.*not found.*take \"shell\" alone"):
+        ContainerSandbox("podman", "x").check(has_python=True)
+
+
+NO_PYTHON = """case "$*" in
+run*) echo ready; exec cat >/dev/null ;;
+*python3*) echo "exec: python3: executable file not found" >&2; exit 127 ;;
+esac"""
+
+
 def test_the_command_leaves_nothing_open():
     """No network, no capability, no writing, bounds of memory, processes and files; each is opened by its setting."""
     closed = " ".join(ContainerSandbox("docker", "x", BOUNDS).command("n"))
@@ -222,7 +237,7 @@ def test_files_go_in_and_out_and_programs_end(image):
             "out",
         ]
         with pytest.raises(OSError, match=r"/no: .*[Rr]ead-only"):
-            container.put("/no", b"")
+            container.put("/no", b"x")
         with pytest.raises(OSError, match=r"/tmp/none: .*[Nn]o such file"):
             container.get("/tmp/none")
     finally:

@@ -83,11 +83,15 @@ class ContainerSandbox:
         user = [] if self.is_writable else ["--user", _NOBODY]
         return [self.engine, "exec", "--interactive", *user, name, *words]
 
-    def check(self) -> None:
+    def check(self, has_python: bool = False) -> None:
         """Start and end a container.
 
+        Args:
+            has_python: Programs in Python are to run in it.
+
         Raises:
-            ConfigError: The engine is not there or does not answer, or the image is not there or does not run.
+            ConfigError: The engine is not there or does not answer, the image is not there or does not run, or no
+                Python runs in it.
         """
         asked = f'sandbox = "{self.engine}"'
         if shutil.which(self.engine) is None:
@@ -97,9 +101,16 @@ class ContainerSandbox:
         if _fault([self.engine, "image", "inspect", self.image]):
             raise ConfigError(f"{asked}: there is no image '{self.image}' here; {self.engine} pull {self.image}")
         try:
-            Container(self).close()
+            container = Container(self)
         except NotRun as error:
             raise ConfigError(f"{asked}: no container of '{self.image}' starts ({error})") from error
+        ran = container.python("") if has_python else None
+        container.close()
+        if ran is not None and ran.cause is not None:
+            raise ConfigError(
+                f"{asked}: no python3 runs in '{self.image}' ({ran.stderr[-300:].strip() or ran.cause}), and the tool "
+                '"python" needs one; put it into the image, or take "shell" alone (environment.tools)'
+            )
 
     async def run(self, source: str, stdin: str = "") -> Outcome:
         """Run a Python program in a container of its own; cancelling ends it."""
@@ -189,7 +200,8 @@ class Container:
         Raises:
             OSError: It cannot be written.
         """
-        self._move('mkdir -p "$(dirname "$1")" && cat > "$1"', path, content)
+        # What is not read is no reason: podman drops a command's errors where its input breaks off.
+        self._move('{ mkdir -p "$(dirname "$1")" && cat > "$1"; } || { cat > /dev/null; exit 1; }', path, content)
 
     def get(self, path: str) -> bytes:
         """Return a file's content, up to the bound on files.
