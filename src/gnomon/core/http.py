@@ -47,7 +47,7 @@ class Heard:
 
     Attributes:
         first: Its first line, cut at blanks.
-        headers: Headers by their names in lower case.
+        headers: Headers by their names in lower case, and ``first[0]`` as ":method".
     """
 
     first: tuple[str, ...]
@@ -73,7 +73,7 @@ async def hear(
     first = tuple((await reader.readuntil(b"\r\n")).decode("latin-1").split())
     if len(first) < 3 or not any(part.startswith("HTTP/1.") for part in first):
         raise WireError("this is no HTTP")
-    headers: dict[str, str] = {}
+    headers = {":method": first[0]}
     while line := (await reader.readuntil(b"\r\n")).strip():
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()

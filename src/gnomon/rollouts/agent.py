@@ -179,18 +179,20 @@ class AgentSession:
         """Of what the agent and rewards draw."""
         return self._draw(0)
 
-    def admit(self, path: str) -> Answer:
+    def admit(self, method: str, path: str) -> Answer:
         """Return what answers a call at a path.
 
         Raises:
-            Refused: There is no such path, or as many calls are under way as may be.
+            Refused: There is no such path, not by this method, or as many calls are under way as may be.
         """
-        if path == "/v1/models":
-            answer: Answer = self._models
-            return answer
         api = CHAT_APIS.get(path)
-        if api is None:
+        if api is None and path != "/v1/models":
             raise Refused(HTTPStatus.NOT_FOUND, _flat(f"no {path} here; there are {', '.join(CHAT_APIS)}"))
+        if method != (wanted := "GET" if api is None else "POST"):
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, _flat(f"{method[:20]} {path} is not answered; use {wanted}"))
+        if api is None:
+            answer: Answer = partial(self._models)  # one of each call, by which its connection is told from others
+            return answer
         most = self._policy.plan.max_calls
         if len(self._calls) >= most:
             self._refuse()
@@ -535,7 +537,7 @@ class AgentEndpoint:
             raise Refused(HTTPStatus.UNAUTHORIZED, _flat("wrong key or address; both are a rollout's own"))
         if session is None:
             raise Refused(HTTPStatus.GONE, _flat("this rollout has ended"))
-        answer = session.admit(f"/{rest}")
+        answer = session.admit(headers[":method"], f"/{rest}")
         self._admitted[answer] = session
         return answer
 

@@ -49,11 +49,13 @@ class ChatMessage:
     Attributes:
         role: "system", "user", "assistant" or "tool"; "text" for plain text, which no chat template shows.
         calls: Tool calls of an assistant.
+        ids: By which a client names these calls; of a tool's message, that of the call that it answers.
     """
 
     role: str
     text: str
     calls: tuple[ChatCall, ...] = ()
+    ids: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -299,7 +301,35 @@ def _checked(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
         raise ApiError(
             "invalid_request", "messages end with a user's or a tool's: the policy begins its answers itself"
         )
-    return messages
+    return tuple(_in_order(messages))
+
+
+def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """Yield messages, tools' results in the order of the calls: a chat template shows places and no ids.
+
+    Raises:
+        ApiError: A result is of no call of the answer before it, or one of several of a call.
+    """
+    calls: tuple[str, ...] = ()
+    for is_result, part in itertools.groupby(messages, lambda message: message.role == "tool"):
+        found = list(part)
+        named = [message.ids[0] for message in found if message.ids]
+        if is_result and all(calls) and calls and len(named) == len(found):
+            if not set(named) <= set(calls) or len(set(named)) < len(named):
+                raise ApiError(
+                    "invalid_request",
+                    f"tools' results are of the calls {_short(named)}, and the answer before made {_short(calls)}: one "
+                    "result at most for each of these",
+                )
+            found.sort(key=lambda message: calls.index(message.ids[0]))
+        yield from found
+        calls = () if is_result else found[-1].ids
+
+
+def _ids(*given: Any) -> tuple[str, ...]:
+    """Return the ids of calls, "" for one that has none; nothing for a single one that has none."""
+    ids = tuple(_need(each or "", str, "a call's id") for each in given)
+    return () if ids == ("",) else ids
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -313,11 +343,12 @@ def _chat_message(message: Any) -> ChatMessage:
     for key, value in message.items():
         if key not in ("role", "content", *known) and value:
             raise ApiError("unsupported_content", f"a message has {_short(key)}, which a chat template does not show")
-    calls = []
-    for call in _need(message.get("tool_calls") or [], list, "tool_calls"):
+    calls, made = [], _need(message.get("tool_calls") or [], list, "tool_calls")
+    for call in made:
         function = _need(_need(call, Mapping, "a tool call").get("function"), Mapping, "a tool call's function")
         calls.append(ChatCall(_need(function.get("name"), str, "a call's name"), _arguments(function.get("arguments"))))
-    return ChatMessage(_ROLES[role], _text(message.get("content"), f"a message of the {role}'s"), tuple(calls))
+    ids = _ids(message.get("tool_call_id")) if role == "tool" else _ids(*(call.get("id") for call in made))
+    return ChatMessage(_ROLES[role], _text(message.get("content"), f"a message of the {role}'s"), tuple(calls), ids)
 
 
 def _usage(answer: ChatAnswer) -> dict[str, int]:
@@ -441,7 +472,8 @@ def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRe
         if message.role == "assistant" and messages and messages[-1].role == "assistant":
             # A message and its calls are items of their own, and one answer.
             before = messages.pop()
-            message = ChatMessage("assistant", before.text + message.text, before.calls + message.calls)
+            said = before.text + message.text
+            message = ChatMessage("assistant", said, before.calls + message.calls, before.ids + message.ids)
         messages.append(message)
     return ChatRequest(
         messages=_checked(tuple(messages)),
@@ -464,9 +496,10 @@ def _item(item: Any) -> ChatMessage:
             return ChatMessage(_ROLES[role], _text(item.get("content"), f"a message of the {role}'s", kinds))
         case "function_call":
             call = ChatCall(_need(item.get("name"), str, "a call's name"), _arguments(item.get("arguments")))
-            return ChatMessage("assistant", "", (call,))
+            return ChatMessage("assistant", "", (call,), _ids(item.get("call_id")))
         case "function_call_output":
-            return ChatMessage("tool", _text(item.get("output"), "a tool's output", ("input_text",)))
+            text = _text(item.get("output"), "a tool's output", ("input_text",))
+            return ChatMessage("tool", text, ids=_ids(item.get("call_id")))
         case kind:
             raise ApiError("unsupported_content", f"an item of type {_short(kind)}; there are messages and calls")
 
@@ -572,7 +605,7 @@ def _blocks(message: Any) -> Iterator[ChatMessage]:
     if isinstance(content, str):
         yield ChatMessage(role, content)
         return
-    texts, calls, has_results = [], [], False
+    texts, calls, ids, has_results = [], [], [], False
     for block in _need(content, list, "content"):
         match _need(block, Mapping, "a content block").get("type"):
             case "text":
@@ -580,13 +613,15 @@ def _blocks(message: Any) -> Iterator[ChatMessage]:
             case "tool_use" if role == "assistant":
                 arguments = json.dumps(_need(block.get("input"), dict, "a tool's input"), ensure_ascii=False)
                 calls.append(ChatCall(_need(block.get("name"), str, "a tool's name"), arguments))
+                ids.append(block.get("id"))
             case "tool_result" if role == "user":
                 has_results = True
-                yield ChatMessage("tool", _text(block.get("content"), "a tool's result"))
+                text = _text(block.get("content"), "a tool's result")
+                yield ChatMessage("tool", text, ids=_ids(block.get("tool_use_id")))
             case kind:
                 raise ApiError("unsupported_content", f"a block of type {_short(kind)} of the {role}'s; text is read")
     if texts or calls or not has_results:
-        yield ChatMessage(role, "".join(texts), tuple(calls))
+        yield ChatMessage(role, "".join(texts), tuple(calls), _ids(*ids))
 
 
 def _write_messages(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""Clients ask for JSON: which schema an answer obeys, what its log-probabilities are, and what is refused."""
+"""What clients ask for: answers as JSON, results of tools in any order, and paths by wrong methods."""
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pydantic
@@ -18,6 +20,7 @@ from gnomon.engines.local import LocalEngine
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.agent import try_agent
+from gnomon.rollouts.chat_apis import CHAT_APIS, ApiError
 from gnomon.testing import trial_model
 
 SAMPLING = Sampling(max_completion_length=600, stop_ids=(EOS,), tokenizer=trial_model())
@@ -168,3 +171,81 @@ def test_an_agent_of_json_is_tried_with_json(form: str, grammar: str | None, tmp
 
     asked = replace(SAMPLING, grammar=GrammarConfig(schema=grammar))
     assert run(try_agent(plan, [samples], TEMPLATES, asked)) == ()
+
+
+CALLS = [("call_0_0", '{"a": 1}'), ("call_0_1", '{"a": 2}')]
+
+
+def _by_chat(order: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    calls = [{"id": i, "type": "function", "function": {"name": "add", "arguments": a}} for i, a in CALLS]
+    results = [{"role": "tool", "tool_call_id": CALLS[n][0], "content": f"r{n}"} for n in order]
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls}, *results]
+    return "/v1/chat/completions", {"messages": asked}
+
+
+def _by_responses(order: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    calls = [{"type": "function_call", "call_id": i, "name": "add", "arguments": a} for i, a in CALLS]
+    results = [{"type": "function_call_output", "call_id": CALLS[n][0], "output": f"r{n}"} for n in order]
+    return "/v1/responses", {"input": [{"role": "user", "content": "q"}, *calls, *results]}
+
+
+def _by_messages(order: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    calls = [{"type": "tool_use", "id": i, "name": "add", "input": json.loads(a)} for i, a in CALLS]
+    results = [{"type": "tool_result", "tool_use_id": CALLS[n][0], "content": f"r{n}"} for n in order]
+    said = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    return "/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "q"}, *said]}
+
+
+@pytest.mark.parametrize("form", [_by_chat, _by_responses, _by_messages])
+def test_results_of_tools_stand_in_the_order_of_their_calls(
+    form: Callable[[Sequence[int]], tuple[str, dict[str, Any]]],
+):
+    """Whichever came first, as a template shows no ids; of another call, or two of one, they are refused."""
+
+    def read(*order: int) -> list[str]:
+        path, body = form(order)
+        return [message.text for message in CHAT_APIS[path].read(body, SAMPLING).messages if message.role == "tool"]
+
+    assert read(1, 0) == read(0, 1) == ["r0", "r1"]
+    assert read(1) == ["r1"]
+    with pytest.raises(ApiError, match="one result at most for each of these"):
+        read(0, 0)
+    path, body = form([0])
+    body = json.loads(json.dumps(body).replace("call_0_0", "call_7_7", 1))
+    with pytest.raises(ApiError, match=r"are of the calls .*'call_0_0'.*, and the answer before made .*'call_7_7'"):
+        CHAT_APIS[path].read(body, SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/chat/completions", 405),
+        ("HEAD", "/v1/messages", 405),
+        ("DELETE", "/v1/responses", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/models", 200),
+    ],
+)
+def test_a_path_is_answered_by_its_own_method_alone(method: str, path: str, status: int):
+    """Nothing is drawn for another, which a client sends by mistake; two at once are two calls."""
+
+    async def body() -> list[int]:
+        async with answering() as served:
+            root = urlsplit(served.variables["ANTHROPIC_BASE_URL"])
+            text = json.dumps({"messages": [{"role": "user", "content": "q"}], "max_tokens": 2})
+            key = served.variables["ANTHROPIC_API_KEY"]
+            head = f"{method} {root.path}{path} HTTP/1.1\r\nx-api-key: {key}\r\ncontent-length: {len(text)}\r\n\r\n"
+
+            async def status() -> int:
+                reader, writer = await asyncio.open_connection(root.hostname, root.port)
+                writer.write((head + text).encode())
+                said = (await reader.read()).split()[1]
+                writer.close()
+                return int(said)
+
+            found = await asyncio.gather(status(), status())
+            assert not served.session.segments
+            return found
+
+    assert run(body()) == [status, status]
