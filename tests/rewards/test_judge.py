@@ -1,10 +1,13 @@
 """A judge behind an endpoint: what it is asked, what counts as its vote, and what is kept of it."""
 
 import asyncio
+import contextlib
 import json
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,10 +56,16 @@ def endpoint(reply: Reply) -> Iterator[Endpoint]:
                 found.asked.append(body)
                 found.keys.append(self.headers.get("Authorization"))
                 status, answer = reply(body, len(found.asked) - 1)
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            text = answer if isinstance(answer, bytes) else json.dumps(answer, default=str).encode()
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", f"{found.url}/elsewhere")
+            if status == 429:
+                self.send_header("Retry-After", str(answer.get("wait", 0)))
+            if callable(answer):
+                self.end_headers()
+                answer(self.wfile)
+                return
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -196,6 +205,38 @@ def test_a_failing_endpoint_is_tried_as_often_as_allowed():
         assert "HTTP 302" in asked(judge(at), "2")[0]
         assert len(at.asked) == 1
     assert "in 2 of 2 attempts: URLError" in asked(judge(at, attempts=2), "2")[0]  # nobody listens there now
+
+
+def test_an_endpoint_is_asked_again_when_it_says():
+    """A rate limit's Retry-After is waited for, longer than the pause of the settings; the run's end ends the wait."""
+    answered = threading.Event()
+
+    def limited(*_: Any) -> tuple[int, Any]:
+        answered.set()
+        return 429, {"wait": 3600}
+
+    with endpoint(limited) as at:
+        client = JudgeClient(judge(at, timeout_seconds=3600.0), JudgeCache())
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(client, [Sample("1 + 1 =", "2")])
+            answered.wait()
+            client.close()
+            assert found.result() == ["the run ended before the judge was asked"]
+        assert len(at.asked) == 1
+
+
+def test_a_reply_that_drips_is_given_up():
+    """The time for a request is that of all of it: an endpoint that keeps a connection alive is no answer."""
+
+    def drip(file: Any) -> None:
+        with contextlib.suppress(OSError):  # until the client hangs up
+            while True:
+                file.write(b" ")
+                time.sleep(0.01)
+
+    with endpoint(lambda *_: (200, drip)) as at:
+        (found,) = asked(judge(at, attempts=1, timeout_seconds=0.1), "2")
+    assert found.endswith("TimeoutError: no whole reply in 0.1 s")
 
 
 def test_the_key_goes_to_the_endpoint_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

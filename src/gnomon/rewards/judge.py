@@ -64,7 +64,8 @@ class RubricJudge(Verifier):
         attempts: Requests for one vote before it is an error, >= 1: where the endpoint fails, or replies otherwise than
             asked for.
         timeout_seconds: Seconds for one request, > 0.
-        pause_seconds: Seconds before the second request for a vote, doubled for each further one, >= 0.
+        pause_seconds: Seconds before the second request for a vote, doubled for each further one, >= 0. Where the
+            endpoint says more (Retry-After), that is waited, ``timeout_seconds`` at most.
         concurrency: Requests at the same time, >= 1.
         input_price: Price of a million tokens that the judge reads, in any currency, >= 0.
         output_price: Price of a million tokens that it writes, >= 0.

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from gnomon.rewards.grader_pool import Scorer
 from gnomon.rewards.judge import BEST, RubricJudge
 
 _AGAIN = (408, 409, 425, 429)
-_LONGEST_REPLY = 1 << 22
+_LONGEST_REPLY, _PART = 1 << 22, 1 << 16
 _PER_MILLION = 1e-6
 
 
@@ -205,13 +206,14 @@ class JudgeClient(Scorer):
             except _Unusable as error:  # cut off at max_tokens
                 raise VerifierError(f"the policy gave no grades: {shorten(str(error))}") from None
             return {**grades, "version": reply["version"]}
+        told = 0.0
         for attempt in range(plan.attempts):
-            if self._closed.wait(plan.pause_seconds * 2 ** (attempt - 1) if attempt else 0):
+            if self._closed.wait(max(told, plan.pause_seconds * 2 ** (attempt - 1)) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")
             try:
                 return _read(self._reply(body), len(plan.criteria), answers if plan.over == "group" else None)
             except _Unusable as error:
-                cause = shorten(str(error))
+                cause, told = shorten(str(error)), min(error.wait_seconds, plan.timeout_seconds)
                 if error.is_final:
                     break
         raise VerifierError(f"the judge gave no grades in {attempt + 1} of {plan.attempts} attempts: {cause}")
@@ -221,14 +223,22 @@ class JudgeClient(Scorer):
         request = urllib.request.Request(
             f"{self._settings.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
         )
+        seconds, said = self._settings.timeout_seconds, b""
+        until = time.monotonic() + seconds
         try:
-            with self._opener.open(request, timeout=self._settings.timeout_seconds) as reply:
-                return json.loads(reply.read(_LONGEST_REPLY))
+            with self._opener.open(request, timeout=seconds) as reply:
+                while len(said) < _LONGEST_REPLY and (part := reply.read1(_PART)):
+                    said += part
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"no whole reply in {seconds:g} s")
+            return json.loads(said)
         except urllib.error.HTTPError as error:
             with error:
                 text = self._without_key(error.read(300).decode(errors="replace"))
             is_final = error.code < 500 and error.code not in _AGAIN
-            raise _Unusable(f"HTTP {error.code}: {' '.join(text.split())}", is_final) from None
+            wait = error.headers.get("Retry-After", "")
+            seconds = float(wait) if wait.isdecimal() else 0.0
+            raise _Unusable(f"HTTP {error.code}: {' '.join(text.split())}", is_final, seconds) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise _Unusable(self._without_key(f"{type(error).__name__}: {error}")) from None
 
@@ -237,11 +247,11 @@ class JudgeClient(Scorer):
 
 
 class _Unusable(Exception):
-    """A request that brought no grades. is_final: another one would bring none either."""
+    """A request that brought no grades. is_final: another one would bring none either, or after ``wait_seconds``."""
 
-    def __init__(self, cause: str, is_final: bool = False) -> None:
+    def __init__(self, cause: str, is_final: bool = False, wait_seconds: float = 0.0) -> None:
         super().__init__(cause)
-        self.is_final = is_final
+        self.is_final, self.wait_seconds = is_final, wait_seconds
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
