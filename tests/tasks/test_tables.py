@@ -37,7 +37,7 @@ def write(path: Path, rows: list[Any]) -> str:
             'answer: missing; the row has prompt, Answers; task.answer_column = "Answers" takes that one',
         ),
         (b'{"prompt": 5, "answer": 3}', "prompt: must be text or a list of messages, got int"),
-        (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (require_answer = false does without)"),
+        (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (task.require_answer = false does without)"),
         (b'{"prompt": "1+4=", "answer": 5, "id": "a"}', "id: 'a' is already the id of row 1"),
         (
             b'{"prompt": [{"role": "usr", "content": "1+5="}], "answer": 6}',
@@ -69,6 +69,25 @@ def test_the_listing_is_capped_and_counted(tmp_path: Path) -> None:
     ) as caught:
         TableTask(path).questions()
     assert str(caught.value).count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("read", "named"),
+    [
+        ({}, "prompt answer"),
+        ({"completion_column": "auto"}, "prompt answer completion"),
+        ({"completion_column": "chosen", "rejected_column": "rejected"}, "prompt completion rejected"),
+        ({"completion_column": "completion", "label_column": "label"}, "prompt completion label"),
+    ],
+)
+def test_a_bad_row_is_advised_of_the_columns_that_are_read(tmp_path: Path, read: dict[str, str], named: str) -> None:
+    """Each form of row names the settings of its own columns, and an answer to train on is nothing to do without."""
+    path = write(tmp_path / "train.jsonl", [{"prompt": "1+1="}])
+    columns = ", ".join(f"task.{name}_column" for name in named.split())
+
+    with pytest.raises(DatasetError, match=rf"name other columns with {columns}$") as caught:
+        TableTask(path, **read).questions()
+    assert ("require_answer" in str(caught.value)) == (not read)
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,10 @@ def build_split(
         beside.append(repetitions(evaluation, kept_back))
     is_answered = answers != "" and not isinstance(evaluation, tuple | BenchmarkTask)
     if answers == "labels" and len(remaining) < 2:
-        raise ConfigError(f"each row is read with another row's answer, and '{config.name}' has one to train on")
+        raise ConfigError(
+            f"each row is read with another row's answer, and '{config.name}' has one to train on; add rows, or lower "
+            "held_out.size"
+        )
     own = answers == "data"
     trained, said = one_answer_each(remaining, renderer) if own else (remaining, "")
     measured, also_said = one_answer_each(kept_back, renderer) if own and is_answered else (kept_back, "")

@@ -662,7 +662,8 @@ class TableTask:
         if not found:
             near = names_in(row.values, None if self.answer_column else "answer_column", ANSWER_COLUMNS)
             missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {near}"
-            reason = f"{missing}{'' if ' takes ' in near else ' (require_answer = false does without)'}"
+            is_needed = " takes " in near or self.completion_column is not None
+            reason = missing + ("" if is_needed else " (task.require_answer = false does without)")
             return None, reason if self.require_answer else None
         (column, answer), *others = found.items()
         for other, value in others:
@@ -682,8 +683,11 @@ class TableTask:
         rest = [str(number) for number, _ in flaws[LISTED:]]
         numbers = f"{', '.join(rest[:10])}{', ...' if len(rest) > 10 else ''}"
         more = f"and {len(rest)} more, rows {numbers}; " if rest else ""
+        named = [key for key in ("completion", "rejected", "label") if getattr(self, f"{key}_column") is not None]
+        read = ["prompt", *(["answer"] if self.completion_column in (None, "auto") else []), *named]
+        columns = ", ".join(f"task.{key}_column" for key in read)
         return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}\n"
-                f"{more}correct these rows, or name the columns with prompt_column and answer_column")  # fmt: skip
+                f"{more}correct these rows, or name other columns with {columns}")  # fmt: skip
 
 
 def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
