@@ -13,9 +13,11 @@ from gnomon.algorithms import (
     ClippedSurrogate,
     Kl,
     LeaveOneOut,
+    MarginalBest,
     MaskedIS,
     Normalized,
     PerReward,
+    Requires,
     Returns,
     RewardAtLeast,
     Scaled,
@@ -101,6 +103,13 @@ def test_the_formula_of_a_composition_is_made_of_its_parts():
     assert (plain(found["loss"]), plain(found["correction"])) == (
         "L = sum_(i, t) w_t c_t l_t",
         "c_t = m_t [0.5 <= m_t <= 5]",
+    )
+    required = PerReward(Returns(), (Requires("length", "right"), Requires("length", "form", 0.5)))
+    summed = AdvantageSum((Normalized(MarginalBest()), required))
+    assert plain(latex(summed)) == (
+        "[ (u - mean u_B) / (s_B + 10^-6), u = mean_S max(0, R - max_(j in S) R_j), S all sets of k - 1 others, "
+        "k = all ] + [ sum_c omega_c [ sum_(s >= t) 1^(s - t) x_s ]_(R = r_c), r_(length) != 0 only where "
+        "r_(right) >= 1, r_(length) != 0 only where r_(form) >= 0.5 ]"
     )
     assert latex(Threshold(2e-3)) == r"\mathrm{Threshold}(at = 0.002)"
 

@@ -1,5 +1,6 @@
 """What must hold for advantages that are made of advantages, whatever the batch."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from gnomon.algorithms import (
     GRPO,
     PPO,
     AdvantageSum,
+    ConstantAdvantage,
     Gae,
     GroupRelative,
     InRole,
@@ -23,6 +25,8 @@ from gnomon.algorithms import (
     Returns,
     RewardAtLeast,
     Scaled,
+    StateRelative,
+    TrackedBaseline,
     Where,
     Whitened,
 )
@@ -103,6 +107,26 @@ def test_a_length_normal_form_divides_by_the_length(d: Drawn, inner: Advantage):
     same(Normalized(inner, "length")(d.batch)[0] * counts[:, None], inner(d.batch)[0])
 
 
+SCALED = (
+    PerReward(),
+    AdvantageSum((GroupRelative(), Scaled(Returns(), 0.5))),
+    Where(RewardAtLeast(1.0), GroupRelative(), Returns()),
+    Normalized(Returns(), "length"),
+    StateRelative(),
+)
+
+
+@few
+@given(drawn(), st.sampled_from(SCALED))
+def test_whitening_keeps_the_scales_inside(d: Drawn, inner: Advantage):
+    """What is whitened are the advantages as they are: of GDPO's published code each reward's own deviation stays."""
+    values = inner(d.batch)[0][d.batch.mask & d.batch.is_graded[:, None]]
+    found = Whitened(inner)(d.batch)[0][d.batch.mask & d.batch.is_graded[:, None]]
+
+    if len(values) and values.max() - values.min() > 1e-6:
+        same(found, (values - values.mean()) / (values.var(correction=0) + 1e-8).sqrt(), 1e-6)
+
+
 @few
 @given(drawn(all_graded=True))
 def test_each_reward_by_itself_without_a_scale_is_the_weighted_sum(d: Drawn):
@@ -124,6 +148,10 @@ def test_a_required_reward_gates_another(d: Drawn, at_least: float):
     given_requirement = PerReward(requires=(Requires("a", "b", at_least),))
 
     same(given_requirement(d.batch)[0], expected)
+    # Of two requirements both must hold, whichever stands first.
+    for order in ((at_least, -math.inf), (-math.inf, at_least)):
+        both = tuple(Requires("a", "b", each) for each in order)
+        same(PerReward(requires=both)(d.batch)[0], expected)
     same(d.batch.component_rewards[:, 0], first)
 
 
@@ -163,11 +191,25 @@ def test_what_cannot_be_composed_is_refused():
         PerReward(Gae())
     with pytest.raises(ConfigError, match=r"GroupRelative reads reference.*AdvantageSum"):
         PerReward(GroupRelative(kl=0.1))
+    with pytest.raises(ConfigError, match="TrackedBaseline reads the tracked value"):
+        PerReward(TrackedBaseline())
+    with pytest.raises(ConfigError, match="ConstantAdvantage reads no reward"):
+        PerReward(ConstantAdvantage())
+    with pytest.raises(ConfigError, match="'a' would count where it was earned itself; name another"):
+        Requires("a", "a")
     with pytest.raises(ConfigError, match="AdvantageSum has no term"):
         AdvantageSum(())
     twice = AdvantageSum((Returns(), Normalized(GroupRelative(), over="group")))
     with pytest.raises(ConfigError, match=r"scales twice; set algorithm.advantage.terms.1.of.scale = \"none\" or"):
         replace(GRPO, advantage=twice)
+    lost = Whitened(Scaled(Returns(), -2.0))
+    with pytest.raises(ConfigError, match=r'no effect; set algorithm.advantage = {piece = "Scaled", .*factor = -2.0}$'):
+        replace(GRPO, advantage=lost)
+    with pytest.raises(ConfigError, match="equal numbers become 0"):
+        replace(GRPO, advantage=Normalized(ConstantAdvantage()))
+    for nothing in (Scaled(Returns(), 0.0), AdvantageSum((Scaled(Returns(), 0.0), ConstantAdvantage(0.0)))):
+        with pytest.raises(ConfigError, match=r"always 0 teaches nothing; set algorithm.advantage"):
+            replace(GRPO, advantage=nothing)
     with pytest.raises(ConfigError, match="reads the values of a critic, and there is none"):
         replace(GRPO, advantage=Scaled(Gae(), 2.0))
     replace(PPO, advantage=Scaled(Gae(), 2.0))

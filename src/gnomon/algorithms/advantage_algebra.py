@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from gnomon.algorithms.advantages import GroupRelative, Groups, Modified
+from gnomon.algorithms.advantages import Found, GroupRelative, Groups, Modified, TrackedBaseline, exactly, rounded
 from gnomon.algorithms.protocols import Advantage, Composed, Need, parts_of
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, bounded, unknown
@@ -21,8 +21,6 @@ from gnomon.core.types import Batch
 __all__ = [
     "AdvantageSum", "Condition", "InRole", "Normalized", "PerReward", "Requires", "RewardAtLeast", "Scaled", "Where",
 ]  # fmt: skip
-
-Found = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class AdvantageSum(Composed):
         """Return advantages Float[B T], and the targets of the term that has any."""
         found = [exactly(term, batch) for term in self.terms]
         targets = next((returns for _, returns in found if returns is not None), None)
-        return _rounded(torch.stack([advantages for advantages, _ in found]).sum(0), targets, batch)
+        return rounded(torch.stack([advantages for advantages, _ in found]).sum(0), targets, batch)
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Scaled(Modified):
     def __call__(self, batch: Batch) -> Found:
         """Return advantages Float[B T]."""
         advantages, returns = exactly(self.of, batch)
-        return _rounded(self.factor * advantages, returns, batch)
+        return rounded(self.factor * advantages, returns, batch)
 
 
 class Condition(Protocol):
@@ -196,7 +194,7 @@ class Where(Composed):
         """Return advantages Float[B T], and the targets of the one that has any."""
         (here, targets), (there, others) = exactly(self.then, batch), exactly(self.otherwise, batch)
         chosen = torch.where(self.condition(batch), here, there)
-        return _rounded(chosen, others if targets is None else targets, batch)
+        return rounded(chosen, others if targets is None else targets, batch)
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ class Normalized(Modified):
         inner, returns = exactly(self.of, batch)
         tokens, lengths = batch.mask & batch.is_graded[:, None], batch.mask.sum(1).clamp(min=1)
         if self.over == "length" or batch.width == 0:
-            return _rounded(inner / lengths[:, None], returns, batch)
+            return rounded(inner / lengths[:, None], returns, batch)
         # Equal numbers have that mean exactly, whatever their count; a computed one differs in the last digit.
         high, low = (torch.where(tokens, sign * inner, -math.inf).amax(1) for sign in (1.0, -1.0))
         means = torch.where(high == -low, high, masked(inner, tokens).sum(1) / lengths)
@@ -244,7 +242,7 @@ class Normalized(Modified):
         groups = Groups(index, tokens.any(1))
         scale = groups.deviation(means, self.ddof) + self.epsilon
         scaled = (inner - groups.mean(means)[:, None]) / scale[:, None]
-        return _rounded(torch.where(tokens & groups.differ(means)[:, None], scaled, 0.0), returns, batch)
+        return rounded(torch.where(tokens & groups.differ(means)[:, None], scaled, 0.0), returns, batch)
 
 
 @dataclass(frozen=True)
@@ -256,12 +254,21 @@ class Requires:
         on: Name of the component that must hold.
         at_least: Its smallest value, before its weight.
 
+    Raises:
+        ConfigError: A reward is its own condition.
+
     Source: GDPO, arXiv 2601.05242, section 3.2.
     """
 
     reward: str
     on: str
     at_least: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.reward == self.on:
+            raise ConfigError(
+                f"Requires: '{self.reward}' would count where it was earned itself; name another reward as `on`"
+            )
 
 
 @dataclass(frozen=True)
@@ -273,7 +280,7 @@ class PerReward(Modified):
 
     Attributes:
         of: The advantage of one reward; it reads neither a critic nor a tracker nor the reference.
-        requires: Rewards that count only where others hold.
+        requires: Rewards that count only where others hold; one that is named twice, where both do.
 
     Raises:
         ConfigError: The advantage inside reads what is not one reward's own.
@@ -286,7 +293,9 @@ class PerReward(Modified):
 
     def __post_init__(self) -> None:
         for _, part in parts_of(self.of):
-            foreign = part.needs & {"values", "reference", "component_rewards"}
+            foreign = set[str](part.needs) & {"values", "reference", "component_rewards"}
+            foreign |= {"the tracked value"} if isinstance(part, TrackedBaseline) else set()
+            foreign |= set() if part.reads_rewards else {"no reward"}
             if foreign:
                 raise ConfigError(
                     f"PerReward takes an advantage of one reward, and {type(part).__name__} reads "
@@ -311,7 +320,7 @@ class PerReward(Modified):
     def __call__(self, batch: Batch) -> Found:
         """Return advantages Float[B T]."""
         found = [weight * exactly(self.of, each)[0] for weight, each in self._batches(batch)]
-        return _rounded(torch.stack(found).sum(0), None, batch)
+        return rounded(torch.stack(found).sum(0), None, batch)
 
     def _batches(self, batch: Batch) -> list[tuple[float, Batch]]:
         """Return each component's weight, and the batch as if that were the reward; when it was earned is not known."""
@@ -320,7 +329,8 @@ class PerReward(Modified):
             component(batch, "")
         for each in self.requires:
             holds = component(batch, each.on) >= each.at_least
-            rewards[each.reward] = torch.where(holds, component(batch, each.reward), 0.0)
+            found = rewards.get(each.reward)
+            rewards[each.reward] = torch.where(holds, component(batch, each.reward) if found is None else found, 0.0)
         weights = batch.component_weights or (1.0,) * len(rewards)
         alone = [batch.with_fields(rewards=values, step_rewards=None) for values in rewards.values()]
         return list(zip(weights, alone, strict=True))
@@ -349,17 +359,6 @@ def component(batch: Batch, name: str) -> Tensor:
             "algorithm that reads their sum"
         )
     return torch.where(batch.is_graded, values, 0.0)
-
-
-def exactly(advantage: Advantage, batch: Batch) -> Found:
-    """Return advantages and returns in float64, whatever the batch's own precision."""
-    advantages, returns = advantage(batch.with_fields(behavior=batch.behavior.double()))
-    return advantages.double(), returns
-
-
-def _rounded(advantages: Tensor, returns: Tensor | None, batch: Batch) -> Found:
-    dtype = batch.behavior.dtype
-    return advantages.to(dtype), None if returns is None else returns.to(dtype)
 
 
 def _check_one_critic(name: str, parts: tuple[Advantage, ...]) -> None:

@@ -23,6 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+Found = tuple[Tensor, Tensor | None]
+"""Advantages, and the critic's targets."""
+
+
 @dataclass(frozen=True)
 class Groups:
     """The groups of a batch, and which rows count. Sums are over the counted rows of a group, in float64.
@@ -371,7 +375,7 @@ class Whitened(Modified):
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return advantages Float[B T]."""
-        inner = self.of.center(batch)
+        inner, returns = exactly(self.of, batch)
         counted = batch.is_graded
         if self.skip_degenerate:
             groups = Groups.of(batch)
@@ -384,7 +388,19 @@ class Whitened(Modified):
         if len(values) > 0 and bool(values.max() > values.min()):
             variance = _deviation(values, self.ddof).square()
             whitened = torch.where(tokens, (inner - values.mean()) / (variance + self.epsilon).sqrt(), 0.0)
-        return whitened.to(batch.behavior.dtype), self.of(batch)[1]
+        return rounded(whitened, returns, batch)
+
+
+def exactly(advantage: Advantage, batch: Batch) -> Found:
+    """Return advantages and returns in float64, whatever the batch's own precision."""
+    advantages, returns = advantage(batch.with_fields(behavior=batch.behavior.double()))
+    return advantages.double(), returns
+
+
+def rounded(advantages: Tensor, returns: Tensor | None, batch: Batch) -> Found:
+    """Return both in the batch's own precision."""
+    dtype = batch.behavior.dtype
+    return advantages.to(dtype), None if returns is None else returns.to(dtype)
 
 
 def spread(per_sequence: Tensor, batch: Batch) -> Tensor:

@@ -59,7 +59,13 @@ def formula(algorithm: Composition) -> dict[str, str]:
 def latex(piece: Any) -> str:
     """Return the formula of a piece, with its parts and numbers in place."""
     if isinstance(piece, tuple):
-        return " + ".join(map(latex, piece))
+        terms = [latex(each) for each in piece]
+        if terms and terms[0].startswith(","):  # conditions, each of which follows a formula
+            return "".join(terms)
+        # What a formula says after a comma belongs to its own term.
+        return " + ".join(rf"\left[ {t} \right]" if r",\ " in t and len(terms) > 1 else t for t in terms)
+    if piece is None:
+        return r"\text{all}"
     if not is_dataclass(piece):
         text = f"{piece:g}" if isinstance(piece, float) else str(piece).replace("_", r"\_")
         return re.sub(r"^(.*)e-0?(\d+)$", _power, text) if isinstance(piece, float) else text

@@ -8,14 +8,14 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from gnomon.algorithms.advantage_algebra import Normalized
+from gnomon.algorithms.advantage_algebra import Normalized, Scaled
 from gnomon.algorithms.advantages import ConstantAdvantage, GroupRelative, TrackedBaseline, Whitened
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.corrections import DivergenceMask, SecondMomentMask
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_checks import check_finite, check_places
-from gnomon.algorithms.protocols import parts_of
+from gnomon.algorithms.protocols import Advantage, Composed, parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl
@@ -250,16 +250,35 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
 
 
 def _advantage(algorithm: Composition) -> Iterator[Refusal]:
-    if algorithm.advantage == ConstantAdvantage(0.0) and not algorithm.ranks_pairs:
-        yield _refuse("an advantage that is always 0 teaches nothing", Fix("advantage.value", 1.0))
+    if _is_nothing(algorithm.advantage) and not algorithm.ranks_pairs:
+        number = {Scaled: [Fix("advantage.factor", 1.0)], ConstantAdvantage: [Fix("advantage.value", 1.0)]}
+        fixes = (*number.get(type(algorithm.advantage), []), Fix("advantage", GroupRelative()))
+        yield _refuse("an advantage that is always 0 teaches nothing", *fixes)
     for place, advantage in parts_of(algorithm.advantage):
         if isinstance(advantage, Whitened | Normalized):
             yield from _scaled_twice(place, advantage)
 
 
+def _is_nothing(advantage: Advantage) -> bool:
+    """Whether an advantage is 0 for every batch."""
+    if isinstance(advantage, ConstantAdvantage):
+        return advantage.value == 0
+    if isinstance(advantage, Scaled) and advantage.factor == 0:
+        return True
+    return isinstance(advantage, Composed) and all(map(_is_nothing, advantage.parts.values()))
+
+
 def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refusal]:
     inner, over = advantage.of, advantage.over if isinstance(advantage, Normalized) else "tokens"
     name = type(advantage).__name__
+    if over != "length" and isinstance(inner, Scaled | ConstantAdvantage):
+        lost = "a factor inside it has no effect" if isinstance(inner, Scaled) else "equal numbers become 0"
+        outside = (
+            Fix(place, Scaled(replace(advantage, of=inner.of), inner.factor))
+            if isinstance(inner, Scaled)
+            else Fix(place, inner)
+        )
+        yield _refuse(f"{name} divides by a deviation, so {lost}", outside)
     inner_over = inner.over if isinstance(inner, Normalized) else "tokens"
     if isinstance(inner, Whitened | Normalized) and over == inner_over:
         yield _refuse(f"{name} twice over the same scales twice", Fix(f"{place}.of", inner.of))
