@@ -86,6 +86,11 @@ def less_likely(nats: float, share: int = 1) -> Callable[[dict[str, Any]], dict[
     return change
 
 
+def with_field(name: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a change: each number of a field is another one, or the field itself where it is none of a list."""
+    return lambda line: {**line, name: [value] * len(line[name]) if isinstance(line[name], list) else value}
+
+
 def unjudged(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "reward": None, "error": None}
 
@@ -96,6 +101,15 @@ def unjudged(line: dict[str, Any]) -> dict[str, Any]:
         (unknown, (), r"16 of 16 rollouts of .* have no log-probabilities, and the ratio of 'p3o'"),
         (unknown, ("algorithm=decoupled-ppo",), r"have no log-probabilities, and the ratio of 'decoupled-ppo'"),
         (unjudged, (), r"16 of 16 rollouts of .* have no reward, as those of gnomon sft"),
+        (
+            with_field("response", 10**6),
+            (),
+            r"has the token 1000000, and the model has \d+; name the rollouts of a run",
+        ),
+        (with_field("logprobs", 5.0), (), r"a log-probability of 5, which is above 0; log natural"),
+        (with_field("reward", math.nan), (), r"line 1: no rollout record: the reward is nan"),
+        (with_field("reward", math.inf), (), r"line 1: no rollout record: the reward is inf"),
+        (lambda line: {**line, "group": line["group"] + (line["response"][0] % 2) * 100}, (), "groups are whole"),
         (dict, ("algorithm.num_generations=8",), r"have 4 rollouts, .*set algorithm.num_generations = 4"),
         (dict, ("sampling.temperature=0.5",), r"of temperature 1, .* scores at 0.5; set sampling.temperature = 1"),
     ],

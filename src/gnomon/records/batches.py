@@ -27,7 +27,7 @@ PER_SEQUENCE = ("baseline", "bootstrap", "role", "rollout_id", "component_reward
 OPTIONAL = ("truncated", *(name for name in ARRAYS if name not in REQUIRED), *PER_SEQUENCE)
 _SHOWN = 20
 # Engines round: a log-probability of 0 may come out slightly above.
-_LARGEST = 1e-3
+LARGEST_LOGPROB = 1e-3
 _ROUNDING = 1e-5
 """Share of a reward by which the sum of its steps may differ from it."""
 _CELLS = 100_000_000
@@ -352,7 +352,7 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
             f'"{name}" at position {position} should be a log-probability, at most 0, got {_show(value)}; is it a '
             "probability?"
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
-            if name in LOGPROBS and chosen == 1 and _is_number(value) and value > _LARGEST
+            if name in LOGPROBS and chosen == 1 and _is_number(value) and value > LARGEST_LOGPROB
         ]
     return problems
 

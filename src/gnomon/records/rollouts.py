@@ -157,8 +157,8 @@ def _check_types(row: Any) -> None:
         raise ValueError("tokens are from 0 to 2147483647")
     if any(abs(number) >= _BEYOND for number in counted):
         raise ValueError("a whole number in it is beyond 63 bits")
-    if row.get("reward") is not None:
-        float(row["reward"])  # of thousands of digits it is none
+    if row.get("reward") is not None and not math.isfinite(row["reward"]):
+        raise ValueError(f"the reward is {row['reward']}, where a finite number stands, or null beside an error")
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gnomon.core.tables import flat, to_table
 from gnomon.core.types import GIVEN, Group, Rollout, Task
 from gnomon.learner.base import Learner
 from gnomon.models.load import Tokenizer, load_tokenizer
+from gnomon.records.batches import LARGEST_LOGPROB
 from gnomon.records.rollouts import read_rollouts
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.rollout import RolloutTimer
@@ -112,6 +113,7 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
     groups = [g for path in counted(files, f"reading {place}", len(files)) for g in _groups(path)]
     kept = [group for group in groups if group.task.prompt not in forbidden]
     _check_groups(experiment.algorithm, kept, place)
+    _check_numbers(kept, place, tokenizer)
     if not reads_behavior(experiment.algorithm):
         kept = [replace(group, rollouts=tuple(map(_known, group.rollouts))) for group in kept]
     dropped = len(groups) - len(kept)
@@ -196,9 +198,25 @@ def _check_groups(algorithm: Algorithm, groups: Sequence[Group], place: Path) ->
         )
     sizes, asked = sorted({len(group.rollouts) for group in groups}), algorithm.num_generations
     if sizes != [asked]:
+        fix = f"set algorithm.num_generations = {sizes[-1]}" if len(sizes) == 1 else "name a log whose groups are whole"
         raise ConfigError(
             f"the groups of {place} have {' or '.join(map(str, sizes))} rollouts, and algorithm.num_generations is "
-            f"{asked}; set algorithm.num_generations = {sizes[-1]}"
+            f"{asked}; {fix}"
+        )
+
+
+def _check_numbers(groups: Sequence[Group], place: Path, tokenizer: Tokenizer) -> None:
+    rows = [row for group in groups for rollout in group.rollouts for row in rollout.rows]
+    largest = max(token for row in rows for token in (*row.prompt, *row.response, 0))
+    if largest >= tokenizer.vocab_size:
+        raise DatasetError(
+            f"{place} has the token {largest}, and the model has {tokenizer.vocab_size}; name the rollouts of a run "
+            "whose model has the same tokens"
+        )
+    likeliest = max(p for row in rows for p in (*(p for p in row.logprobs if not math.isnan(p)), 0.0))
+    if likeliest > LARGEST_LOGPROB:
+        raise DatasetError(
+            f"{place} has a log-probability of {likeliest:g}, which is above 0; log natural logarithms of probabilities"
         )
 
 
