@@ -68,19 +68,26 @@ class Asks:
     shape: str = "token"
     name: str = "asked"
 
-    def terms(self, view: LossInputs) -> dict[str, Any]:
+    def terms(self, view: LossInputs) -> Any:
         term = view.log_ratio.detach()
-        return {self.name: term if self.shape == "token" else term.sum()}
+        others = {"number": term.sum(), "float": 3.0}
+        return [term] if self.shape == "list" else {self.name: others.get(self.shape, term)}
 
     def __call__(self, view: LossInputs) -> Any:
         return -view.advantages * view.log_ratio.exp(), Metrics()
 
 
 def test_what_cannot_be_summed_is_refused():
-    """A term that is one number, two pieces with one name, and sums of a step that was not kept."""
+    """A term that is one number or no tensor, no names, two pieces with one name, and sums of a step not kept."""
     batch = make_batch([1.0, 0.0], [[1], [1]], advantages=[[1.0], [-1.0]])
     with pytest.raises(ConfigError, match=r"'asked' has the shape \(\) and not \(2, 1\)"):
         replace(GRPO, surrogate=Asks("number")).statistics(batch.behavior, batch)
+    with pytest.raises(
+        ConfigError, match=r"'asked' has the shape of a float and not \(2, 1\): return a number for each"
+    ):
+        replace(GRPO, surrogate=Asks("float")).statistics(batch.behavior, batch)
+    with pytest.raises(ConfigError, match=r"Asks.terms returned a list and not names .*: return \{name: a number"):
+        replace(GRPO, surrogate=Asks("list")).statistics(batch.behavior, batch)
     with pytest.raises(ConfigError, match="'asked' is asked for by two pieces"):
         replace(GRPO, surrogate=Asks(), correction=Asks()).statistics(batch.behavior, batch)
     with pytest.raises(ConfigError, match="asks for sums of its own"):

@@ -288,6 +288,7 @@ def test_a_malformed_sequence_names_itself_its_field_and_its_position(changes: d
         (several({"a": 1, "b": 0}, {"a": 1}), "are not the same: b; a missing reward is no 0"),
         (several([1, 0], [1]), '"component_rewards" has 1 numbers, and there are 2 components: 0, 1'),
         (several([1, 0]) | {"component_names": ["a", "a"]}, '"component_names" should be a list of different strings'),
+        (several({"a": 1}) | {"component_weights": {"a": "2"}}, "should be an object of names and numbers"),
         (several({"a": 1}) | {"component_weights": {"b": 2}}, 'are {"b": 2}, and the components a'),
         (segments(1, 0.5), '"reward" is 0.5 and that of sequence 0, of the same rollout_id, 1; each segment carries'),
     ],

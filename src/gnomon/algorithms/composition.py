@@ -7,7 +7,7 @@
 plain sum, and micro-batching, accumulation and data parallelism are exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -316,13 +316,20 @@ class Composition:
         view = self.view(current, known, batch, Statistics())
         found: dict[str, Tensor] = {}
         for piece in self.asking:
-            for name, term in piece.terms(view).items():
+            terms: object = piece.terms(view)
+            if not isinstance(terms, Mapping):
+                what = f"a {type(terms).__name__} and not names with Float[B T] each"
+                raise ConfigError(
+                    f"{type(piece).__name__}.terms returned {what}: return {{name: a number for each token}}"
+                )
+            for name, term in terms.items():
                 where = f"{type(piece).__name__}.terms: '{name}'"
                 if name in found:
                     raise ConfigError(f"{where} is asked for by two pieces; give one another name")
-                if term.shape != batch.mask.shape:
-                    shapes = f"{tuple(term.shape)} and not {tuple(batch.mask.shape)}"
-                    raise ConfigError(f"{where} has the shape {shapes}: return a number for each token")
+                if not isinstance(term, Tensor) or term.shape != batch.mask.shape:
+                    shape = tuple(term.shape) if isinstance(term, Tensor) else f"of a {type(term).__name__}"
+                    right = tuple(batch.mask.shape)
+                    raise ConfigError(f"{where} has the shape {shape} and not {right}: return a number for each token")
                 found[name] = term.detach().double()[batch.mask]
         return found
 

@@ -287,6 +287,8 @@ _MOST_NAMES, _FEW_NAMES = 48, 12
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence that says ``name`` is unknown and which known name is nearest.
 
+    >>> unknown("term", "x", [])
+    "unknown term 'x'. Known: none"
     >>> unknown("algorithm", "grop", ["grpo", "spo"])
     "unknown algorithm 'grop'; did you mean 'grpo'? Known: grpo, spo"
     >>> unknown("algorithm", "gpro", ["grpo", "gspo"])
@@ -302,7 +304,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     hint = f"; did you mean '{meant}'?" if meant else "."
     shown = names if len(names) <= _MOST_NAMES else near or names[:_FEW_NAMES]
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(shown)}{more}"
+    return f"unknown {kind} '{shortened(on_one_line(name))}'{hint} Known: {', '.join(shown) or 'none'}{more}"
 
 
 def no_file(path: Path, endings: Iterable[str]) -> str:

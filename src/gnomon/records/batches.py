@@ -402,6 +402,9 @@ def _check_rollouts(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _check_components(content: Mapping[str, Any]) -> list[str]:
+    given = content.get("component_weights", {})
+    if not _are_numbers(given):
+        return [f'"component_weights" should be an object of names and numbers, got {_show(given)}']
     components, problems = _components(content), []
     for number, sequence in enumerate(content["sequences"]):
         found = sequence.get("component_rewards", {})
@@ -416,9 +419,6 @@ def _check_components(content: Mapping[str, Any]) -> list[str]:
                 f'sequence {number}: "component_rewards" of sequence 0 and of this one are not the same: {names}; a '
                 "missing reward is no 0"
             )
-    given = content.get("component_weights", {})
-    if not _are_numbers(given):
-        return [*problems, f'"component_weights" should be an object of names and numbers, got {_show(given)}']
     fits = not given.keys() - components.keys() if isinstance(given, dict) else len(given) == len(components)
     if not fits:
         problems.append(f'"component_weights" are {_show(given)}, and the components {", ".join(components) or "none"}')
