@@ -30,6 +30,7 @@ from gnomon.algorithms import (
     VAPO_REVIEW,
     Algorithm,
     Cap,
+    Clip,
     ClippedSurrogate,
     ConstantAdvantage,
     ConstantLength,
@@ -432,6 +433,24 @@ def test_other_numbers_of_a_file_are_finite(key: str, value: str):
         ConfigError, match=rf"= {value} is no finite number|= nan: expected a number|must be .* got {value}"
     ):
         load("tiny", ["algorithm=dapo", f"{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_generations": "8"}, "algorithm.num_generations = '8': should be a whole number; write 8"),
+        ({"updates": Updates(epochs=1.5)}, "algorithm.updates.epochs = 1.5: should be a whole number"),
+        (
+            {"surrogate": ClippedSurrogate(Clip("0.2", 0.2))},
+            "algorithm.surrogate.trust.low = '0.2': should be a number",
+        ),
+        ({"routing": "engine"}, "algorithm.routing = 'engine': should be 'free', 'proximal' or 'behavior'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_python_too(changes: dict[str, Any], said: str):
+    """Whatever piece it stands in: it would be an error of Python's in the first step, or none."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        replace(GRPO, **changes)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,30 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
     assert done.stdout.split() == ["2"]
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model=folder", "model folder 'folder' has no config.json; it holds: nothing"),
+        ("model=own.py", "model 'own.py' is a file; give the folder"),
+        ("model=org/gone", "'org/gone'. Known: smollm2-135m-instruct, tiny, tiny-moe, tiny-sums; it is no folder here"),
+        ("task=folder", "task 'folder' is a folder; give the file of questions in it"),
+        ("rewards=own.py:scor", "rewards = 'own.py:scor': unknown name 'scor'; did you mean 'score'?"),
+        ("algorithm=own.py:OWNN", "algorithm = 'own.py:OWNN': unknown name 'OWNN'; did you mean 'OWN'?"),
+        ("algorithm=own.py:later", ""),
+    ],
+)
+def test_what_is_not_where_a_setting_says_is_refused_by_the_names(
+    override: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Models, questions and the user's own files are looked at before anything of them is run."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "own.py").write_text("def score(completion):\n    return 1.0\n\n\nOWN = 1\nif OWN:\n    later = 1\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert said in refused(check_names, "tiny", [override])
+    assert bool(said) == bool(refused(check_names, "tiny", [override]))
+
+
 WRONG = [
     (["steps=many"], "steps = 'many': should be a whole number"),
     (["steps=3.5"], "steps = 3.5: should be a whole number"),
@@ -103,6 +127,12 @@ WRONG = [
     (["learner.precision=fp8"], "learner.precision = 'fp8': should be 'auto', 'fp32' or 'bf16'"),
     (["max_staleness=some"], "max_staleness = 'some': should be a whole number or 'measured'"),
     (["task.sizee=3"], "task: unknown key 'sizee'; did you mean 'size'?"),
+    (["algorithm.num_generations=eight"], "algorithm.num_generations = 'eight': should be a whole number"),
+    (["algorithm.updates.minibatches=two"], "algorithm.updates.minibatches = 'two': should be a whole number"),
+    (["algorithm.scope=3"], "algorithm.scope = 3: should be 'step', 'micro_batch' or 'lagged'"),
+    (["algorithm.surrogate.dual=wide"], "algorithm.surrogate.dual = 'wide': should be a number or 'none'"),
+    (["algorithm.aggregate.length=wide"], "algorithm.aggregate.length = 'wide': should be a"),
+    (["rewards=own.py"], "rewards[0] = 'own.py': name the function in that file too, as own.py:FUNCTION"),
     (["task.size=big"], "task.size = 'big': should be a whole number"),
     (['task={kind="arithmetic", sise=3}'], "task: unknown key 'sise'; did you mean 'size'?"),
     (["rewards=[{kind='numeric', wieght=2.0}]"], "rewards.0: unknown key 'wieght'; did you mean 'weight'?"),

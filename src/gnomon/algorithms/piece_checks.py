@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.piece_calls import FORMS, article, said_of
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import checked
 
 _MAY_BE_INFINITE = frozenset({"clamp", "low", "high", "cap", "dual", "clip", "threshold"})
 """Settings that bound something, where infinity is no bound. Elsewhere it would make a loss of nan, or of nothing."""
@@ -41,7 +42,7 @@ def check_finite(piece: Any, path: str = "algorithm") -> None:
 
 
 def check_places(piece: Any, path: str = "") -> None:
-    """Check that every part of an algorithm, and of its pieces, is of a kind that its place takes.
+    """Check that every part of an algorithm, and of its pieces, is of a kind that its place takes, and every value too.
 
     Args:
         piece: A composition, or a piece of one.
@@ -59,6 +60,8 @@ def check_places(piece: Any, path: str = "") -> None:
             _check(f"{at}.{number}" if is_list else at, each, allowed)
             if is_dataclass(each) and type(each).__module__.startswith(f"{__package__}."):
                 check_places(each, f"{at}.{number}" if is_list else at)
+    for name, hint in _values(cls).items():
+        checked(hint, getattr(piece, name), f"algorithm.{path}.{name}".replace("..", "."))
 
 
 def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
@@ -98,3 +101,10 @@ def _places(cls: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
         ):
             found[name] = allowed, is_list
     return found
+
+
+@functools.cache
+def _values(cls: type) -> dict[str, Any]:
+    """Return the type of each field of a class that takes no piece."""
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init and f.name not in _places(cls)}

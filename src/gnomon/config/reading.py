@@ -4,6 +4,7 @@ Torch and transformers take seconds of processor time to import. A misspelt name
 known_names.json, which `gnomon config --names` writes and a test compares with the code.
 """
 
+import ast
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
@@ -43,6 +44,9 @@ from gnomon.core.sections import (
 )
 from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
 from gnomon.diagnosis.finding import SEVERITIES
+from gnomon.models.place import BUILT_IN, check_hub, check_place
+
+N = TypeVar("N", bound=ast.AST)
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -55,6 +59,8 @@ _FORMS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
     "text": (str, "text"),
+    "str": (str, "text"),
+    "bool": (bool, "true or false"),
     "true": (bool, "true or false"),
     "false": (bool, "true or false"),
 }
@@ -209,6 +215,9 @@ def check_names(
         for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
             with _noted(faults):
                 _check_combinations(given, name, is_here)
+    model = last.get("model")
+    if not faults and is_here and isinstance(model, str) and model not in BUILT_IN and not os.path.isdir(model):
+        check_hub(model)
     if faults:
         raise _together(faults)
 
@@ -248,7 +257,8 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
         *known["aliases"]
     }:
         found = {key: value for key, value in found.items() if key.removeprefix("algorithm.") in _OWN_FACTS[:-1]}
-    found |= {key: value for key, value in its_own.items() if key.removeprefix("algorithm.") in _OWN_FACTS}
+    said = {f"algorithm.{name}": known["usual facts"][f"algorithm.{name}"] for name in _OWN_FACTS}
+    found |= {key: value for key, value in its_own.items() if type(value) is type(said.get(key))}
     if "prompts_per_step" in settings:
         found.pop("algorithm.num_generations", None)
     plain = {key: value for key, value in settings.items() if key not in its_own}
@@ -282,6 +292,8 @@ def _check_tasks(last: Mapping[str, Any]) -> None:
 def _check_rewards(last: Mapping[str, Any]) -> None:
     known = known_names()["rewards"]
     for number, kind in enumerate(_kinds_of(last.get("rewards"))):
+        if isinstance(kind, str) and kind.endswith(".py"):
+            raise ConfigError(f"rewards[{number}] = '{kind}': name the function in that file too, as {kind}:FUNCTION")
         if isinstance(kind, str) and ":" not in kind and kind not in known:
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}")
 
@@ -298,19 +310,49 @@ def _check_engine(last: Mapping[str, Any]) -> None:
 
 def _check_model(last: Mapping[str, Any]) -> None:
     model = last.get("model")
-    if isinstance(model, str) and (not model.strip() or "://" in model):
+    if not isinstance(model, str) or model in BUILT_IN:
+        return
+    if not model.strip() or "://" in model:
         raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
-    if isinstance(model, str) and model.startswith((".", "/")) and not os.path.exists(model):
-        raise ModelError(f"model folder '{model}' does not exist (looked for {Path(model).absolute()})")
+    check_place(model)
 
 
 def _check_files(last: Mapping[str, Any]) -> None:
-    """Refuse files of the user's own code, "path.py:NAME" anywhere in the settings, that are not there."""
-    named = {key: re.fullmatch(r"(.+\.py):\w+", value) for key, value in flat(last).items() if isinstance(value, str)}
-    gone = [(key, found[0], Path(found[1]).expanduser()) for key, found in named.items() if found is not None]
-    said = [f"{key} = '{value}': {no_file(file, ('.py',))}" for key, value, file in gone if not os.path.exists(file)]
+    """Refuse files of the user's own code, "path.py:NAME" anywhere in the settings, that are not there or lack NAME."""
+    said = []
+    for key, value in flat(last).items():
+        for each in value if isinstance(value, list) else [value]:
+            found = re.fullmatch(r"(.+\.py):(\w+)", each) if isinstance(each, str) else None
+            if found is None:
+                continue
+            file = Path(found[1]).expanduser()
+            flaw = _lack(file, found[2]) if os.path.exists(file) else no_file(file, (".py",))
+            said += [f"{key} = '{each}': {flaw}"] * bool(flaw)
     if said:
         raise ConfigError("; ".join(said))
+
+
+def _lack(file: Path, name: str) -> str:
+    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it does, or may."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""  # whoever runs the file says it
+    names = {alias.asname or alias.name.partition(".")[0] for alias in _nodes(tree, ast.alias)}
+    names |= {node.id for node in _nodes(tree, ast.Name) if isinstance(node.ctx, ast.Store)}
+    defined = {
+        node.name for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) for node in _nodes(tree, kind)
+    }
+    if name in names | defined or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
+        return ""
+    outer = [getattr(node, "name", None) for node in tree.body]
+    outer += [getattr(each, "id", None) for node in tree.body for each in getattr(node, "targets", ())]
+    return unknown("name", name, [each for each in outer if each])
+
+
+def _nodes(tree: ast.AST, kind: type[N]) -> Iterator[N]:
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
 
 
 @contextmanager
@@ -425,14 +467,14 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
 
 @cache
 def _settings_below() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """Return for each section its settings, each with its type by kind; pieces of algorithms without types."""
+    """Return for each section its settings, each with its type by kind; "" where pieces differ in it."""
     found: dict[str, dict[str, Mapping[str, str]]] = {}
     for key, types in known_names()["keys"].items():
         section, _, name = key.rpartition(".")
         found.setdefault(section, {})[name] = types
     for place, fields in known_names()["pieces"].items():
         section = "algorithm" if not place else f"algorithm.{place}"
-        found[section] = {**found.get(section, {}), **{name: {} for name in fields}}
+        found[section] = {**{name: {"": said} for name, said in fields.items()}, **found.get(section, {})}
         if place == "regularizers":
             found[f"{section}.N"] = found[section]
     return found
@@ -546,11 +588,14 @@ def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     file = file if isinstance(file, str) and "=" not in file and "://" not in file else ""
     if file.lower().endswith(TABLE_SUFFIXES) and not os.path.exists(file):
         raise DatasetError(no_file(Path(file), TABLE_SUFFIXES))
+    is_known = isinstance(name, str) and canonical(name) in map(canonical, known)
+    if isinstance(name, str) and os.path.isdir(name) and not is_known and (name[:1] in "./~" or "/" not in name):
+        raise DatasetError(f"task '{name}' is a folder; give the file of questions in it")
     if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return
     try:
         is_other = version("reasoning-gym") != known_names()["reasoning-gym"]
     except PackageNotFoundError:
         is_other = False
-    if not is_other and canonical(name) not in map(canonical, known):
+    if not is_other and not is_known:
         raise ConfigError(unknown("task", name, known) + ending)

@@ -239,10 +239,14 @@ def as_names() -> str:
     """Return config/known_names.json: the names that are checked before torch is imported."""
     keys: dict[str, dict[str, str]] = {}
     for setting in settings():
-        keys.setdefault(setting.key, {})[setting.kind] = "" if setting.key.startswith("algorithm.") else setting.type
-    pieces = {"": {"preset", "piece", *(f.name for f in fields(Algorithm)), *ALGORITHM_ALIASES}}
+        keys.setdefault(setting.key, {})[setting.kind] = setting.type
+    pieces = {"": dict.fromkeys(("preset", "piece", *(f.name for f in fields(Algorithm)), *ALGORITHM_ALIASES), "")}
     for place, fitting in slots().items():
-        pieces[place] = {"piece", *(f.name for piece in fitting.values() for f in fields(piece) if f.init)}
+        pieces[place] = {"piece": ""}
+        for piece in fitting.values():
+            for f in (f for f in fields(piece) if f.init):
+                said = kind_of(get_type_hints(piece)[f.name])
+                pieces[place][f.name] = said if pieces[place].get(f.name, said) == said else ""
     bounds = {"algorithm.num_generations": {"": "at least 1"}}  # an algorithm says it with the change that mends it
     for setting in settings():
         bounds.setdefault(setting.key, {}).setdefault(setting.kind, setting.bound)
@@ -254,7 +258,7 @@ def as_names() -> str:
     usual = facts(GRPO)
     names = {
         "keys": dict(sorted(keys.items())),
-        "pieces": {place: sorted(found) for place, found in pieces.items()},
+        "pieces": {place: dict(sorted(found.items())) for place, found in pieces.items()},
         "named pieces": {name: piece.__name__ for name, piece in named_pieces().items()},
         "bounds": {key: found for key, found in sorted(bounds.items()) if any(found.values())},
         "aliases": sorted({alias for setting in settings() for alias in setting.aliases}),

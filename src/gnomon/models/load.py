@@ -15,13 +15,13 @@ from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, u
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
+from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place
 from gnomon.models.quantized import quantize
-from gnomon.models.tiny import TINY, TINY_MODELS, tiny_model, tiny_tokenizer
+from gnomon.models.tiny import TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer, wrap
 from gnomon.models.weight_files import Read, Writer, folder_writer
 from gnomon.models.weights_check import (
-    FILES,
     Fit,
     Header,
     check_causal,
@@ -53,8 +53,6 @@ __all__ = [
     "write_model",
 ]
 
-BUILT_IN = (*TINY_MODELS, default.NAME)
-_HUB_SECONDS = 5.0
 _OUTPUTS = {
     "return_dict": True,
     "output_attentions": False,
@@ -93,26 +91,13 @@ def config_of(name: str, trust_remote_code: bool = False) -> Any:
     Raises:
         ModelError: If the folder is missing or has no config or weights, or the hub does not give it.
     """
-    folder = _named(name)
+    folder = check_place(name)
     if folder.is_dir():
-        _check_folder(folder)
+        weight_files(folder)
         for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
             check_json(folder / file)
         return _read_config(str(folder), trust_remote_code)
-    if folder.exists():
-        raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
     return _hub_config(name, trust_remote_code)
-
-
-def _named(name: str) -> Path:
-    try:
-        folder = Path(name).expanduser()
-        folder.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ModelError(f"model {shortened(ascii(name))} cannot be looked for: {error.args[-1]}") from error
-    return folder
 
 
 def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]:
@@ -307,29 +292,6 @@ def _empty(config: Any, trust_remote_code: bool) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
-def _check_folder(folder: Path) -> None:
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(
-            f"'{folder}' holds a LoRA adapter only; name its base as model and this folder as lora.adapter"
-        )
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
-    has_weights = any((folder / name).is_file() for name in FILES)
-    gone = next((name for name in FILES if (folder / name).is_symlink() and not (folder / name).exists()), None)
-    if not has_weights and gone is not None:
-        raise ModelError(f"'{folder / gone}' is a link to '{(folder / gone).readlink()}', which is not there; copy it")
-    if not has_weights:
-        raise ModelError(
-            f"model folder '{folder}' has no weights; looked for {', '.join(FILES)}; it holds: {_listing(folder)}"
-        )
-    weight_files(folder)
-
-
-def _listing(folder: Path, most: int = 8) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
-
-
 def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:
     from transformers import AutoConfig
 
@@ -349,31 +311,15 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
     """Return the config from the local hub cache, or from the hub if it answers."""
-    from huggingface_hub import constants, get_session
-
+    is_kept = check_hub(name)
     try:
-        return _read_config(name, trust_remote_code, local_files_only=True)
+        return _read_config(name, trust_remote_code, local_files_only=is_kept)
     except ModelError:
         raise
     except OSError as error:
-        hint = unknown("model", name, BUILT_IN)
-        if constants.HF_HUB_OFFLINE:
-            raise ModelError(
-                f"{hint}; it is no folder here, not in the local hub cache, and HF_HUB_OFFLINE forbids fetching it"
-            ) from error
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-    except Exception as error:
         raise ModelError(
-            f"{hint}; it is no folder here, not in the local hub cache, and the hub could not be reached "
-            f"({first_line(error)}). Give a local folder or a built-in name"
+            f"{unknown('model', name, BUILT_IN)}; the hub would not give it: {first_line(error)}"
         ) from error
-    try:
-        return _read_config(name, trust_remote_code)
-    except ModelError:
-        raise
-    except OSError as error:
-        raise ModelError(f"{hint}; the hub would not give it: {first_line(error)}") from error
 
 
 def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:

@@ -14,12 +14,12 @@ from safetensors.torch import load
 from torch import nn
 
 from gnomon.core.errors import ConfigError
+from gnomon.models.place import TINY, TINY_MIXTURE, TINY_SUMS
 from gnomon.models.tokenizer import Tokenizer, byte_characters, wrap
 from gnomon.models.weights_check import no_bars
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 BYTES = 256
-TINY, TINY_MIXTURE, TINY_SUMS = "tiny", "tiny-moe", "tiny-sums"
 TAUGHT = f"model '{TINY_SUMS}' is '{TINY}' taught beforehand: of the sums of two digits it answers one in seven rightly"
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError, refusal_of
 from gnomon.models.forward import Forward
+from gnomon.models.place import FILES
 from gnomon.models.token_strings import first_line, parsed
 
 # Keep transformers' own progress bars and reports off the terminal, where our progress line is.
@@ -66,12 +67,6 @@ def no_report() -> Iterator[None]:
         said.set_verbosity(level)
 
 
-FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 _SHOWN = 4
 _FLOAT = "F32"
 _MOST_LAYERS = 1000

@@ -39,8 +39,9 @@ from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import write_merged
 from gnomon.models.lora import is_adapter
+from gnomon.models.place import TINY_SUMS
 from gnomon.models.slow import falls_told
-from gnomon.models.tiny import TAUGHT, TINY_SUMS
+from gnomon.models.tiny import TAUGHT
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
