@@ -284,14 +284,14 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["algorithm.surrogate.trust.high=0.3", "n=4", "trainer.save_freq=5"],
         ["records.sinks=['wandb']", "learner.optimizer={learning_rate=1e-3}"],
         ['rewards=[{kind="numeric", weight=2.0}]', 'environment={kind="class", use="mine.py:Own"}'],
-        ["model=org/model", "held_out.size=0"],
+        ["model=tiny-moe", "held_out.size=0"],
     ],
 )
 def test_what_may_be_right_passes(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is in files, code of the user's, datasets on the hub, pieces and kinds are judged by whoever reads them."""
     monkeypatch.chdir(tmp_path)
-    for name in ("rows.jsonl", "mine.py"):
-        (tmp_path / name).touch()
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "mine.py").write_text("f = ALGORITHM = Keep = Own = None\n")
     check_names("tiny", overrides)
 
 
