@@ -192,7 +192,7 @@ def test_experiments_that_cannot_be_read(place: Path, capsys: Capture):
     (place / "binary.toml").write_bytes(b"\xff\xfe")
     (place / "empty.toml").write_text("")
 
-    assert "cannot read the experiment gone.toml: No such file" in refused(capsys, "train", "gone.toml")
+    assert "cannot read the experiment gone.toml: gone.toml does not exist" in refused(capsys, "train", "gone.toml")
     assert "unknown experiment 'tinny'; did you mean 'tiny'?" in refused(capsys, "train", "tinny")
     assert refused(capsys, "plan", "grpo").endswith(". 'grpo' is an algorithm: quickstart algorithm=grpo\n")
     for model, recipe in (("tiny-sums", "tiny"), ("Qwen/Qwen3-1.7B", "quickstart"), (".", "quickstart")):

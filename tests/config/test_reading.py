@@ -35,6 +35,7 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
     [
         (["train", "quickstrat"], "did you mean 'quickstart'"),
         (["train", "tiny", "algorithm=grop"], "did you mean 'grpo'"),
+        (["train", "steps=3", "tiny"], "'steps=3' is a setting, and an experiment comes first"),
         (["plan", "tiny", "--stpes", "3"], "did you mean 'steps'"),
         (["plan", "tiny", "learner.optimiser.learning_rate=1"], "did you mean 'optimizer'"),
         (["train", "tiny", "task=arithmetik"], "did you mean 'arithmetic'"),
@@ -132,6 +133,9 @@ WRONG = [
     (["algorithm.scope=3"], "algorithm.scope = 3: should be 'step', 'micro_batch' or 'lagged'"),
     (["algorithm.surrogate.dual=wide"], "algorithm.surrogate.dual = 'wide': should be a number or 'none'"),
     (["algorithm.aggregate.length=wide"], "algorithm.aggregate.length = 'wide': should be a"),
+    (["held_out=0.5"], "held_out = 0.5: a section has settings of its own; set held_out.fraction = ..."),
+    (["lora=true"], "lora = true: a section has settings of its own; set lora."),
+    (["environment=cards"], "environment = 'cards': name a class of your own as 'path.py:Class'"),
     (["rewards=own.py"], "rewards[0] = 'own.py': name the function in that file too, as own.py:FUNCTION"),
     (["task.size=big"], "task.size = 'big': should be a whole number"),
     (['task={kind="arithmetic", sise=3}'], "task: unknown key 'sise'; did you mean 'size'?"),

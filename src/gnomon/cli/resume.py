@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
             f"{shlex.quote(f'{given.run}/experiment.toml')} {said} --run-dir DIR"
         )
 
-    RunDirectory.check_there(given.run)
+    RunDirectory.check(given.run)
     if given.restarts:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
     with working("loading libraries", is_brief=True):

@@ -81,21 +81,29 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if str(source) in known:
         return tomllib.loads(known[str(source)])
     path = Path(source)
+    if "=" in str(source) and not os.path.exists(path):
+        raise ConfigError(f"'{source}' is a setting, and an experiment comes first, such as quickstart {source}")
     if path.suffix != ".toml" and not os.path.exists(path):
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file{_setting(path)}")
     try:
         return parse_toml(read_plain(path).decode("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}{_setting(path)}") from error
+        said = no_file(path, (".toml",)) if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise ConfigError(f"cannot read the experiment {path}: {said}{_setting(path)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not TOML: {error}{_setting(path)}") from error
 
 
 def _setting(path: Path) -> str:
-    """Return what to type for an algorithm or a model where an experiment is expected; nothing for another name."""
+    """Return what to type for what is a setting where an experiment is expected; nothing for another name."""
     name = str(path)
+    if path.suffix == ".toml":
+        return ""
+    if name.lower().endswith((*TABLE_SUFFIXES, ".py")):
+        key, what = ("rewards", f"{name}:FUNCTION") if path.suffix == ".py" else ("task", name)
+        return f". An experiment is a TOML file or a built-in name; this file is a setting: quickstart {key}={what}"
     if name in known_names()["algorithms"]:
         return f". '{name}' is an algorithm: quickstart algorithm={name}"
     having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]
@@ -303,6 +311,12 @@ def _kinds_of(rewards: Any) -> list[Any]:
 
 
 def _check_engine(last: Mapping[str, Any]) -> None:
+    environment = last.get("environment")
+    if isinstance(environment, str) and environment != "none" and ":" not in environment:
+        raise ConfigError(
+            f"environment = '{environment}': name a class of your own as 'path.py:Class', or a kind and what it uses, "
+            "such as environment.kind=gymnasium environment.use=NAME"
+        )
     engine = last.get("engine", last.get("engine.kind", "local"))
     if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
@@ -452,6 +466,9 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         for number, each in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
                 raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}")
+    if type_said == "table" and isinstance(value, int | float) and (inner := _settings_below().get(path)):
+        said = ", ".join(f"{key}.{each} = ..." for each in list(inner)[:4])
+        raise ConfigError(f"{key} = {str(value).lower()}: a section has settings of its own; set {said}")
     if type_said and (said := _type_flaw(type_said, value)) is not None:
         if name == "kind" and isinstance(value, str):
             kinds_here = re.findall('"(.*?)"', type_said)
