@@ -242,7 +242,7 @@ def test_rewards_that_cannot_be_used(place: Path, model: Path, capsys: Capture):
 
     assert "reward 'mine.py:score' (answer, truth)" in message("mine.py:score")
     assert "TRL's (prompts, completions, **columns)" in message("mine.py:score")
-    assert "unknown function 'skore'; did you mean 'score'?" in message("mine.py:skore")
+    assert "unknown name 'skore'; did you mean 'score'?" in message("mine.py:skore")
     assert "No module named 'no_such_module'" in message("broken.py:score")
     assert not (place / "run").exists()
 

@@ -347,7 +347,7 @@ def _check_files(last: Mapping[str, Any]) -> None:
 
 
 def _lack(file: Path, name: str) -> str:
-    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it does, or may."""
+    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it does, may, or gives none."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -362,7 +362,8 @@ def _lack(file: Path, name: str) -> str:
         return ""
     outer = [getattr(node, "name", None) for node in tree.body]
     outer += [getattr(each, "id", None) for node in tree.body for each in getattr(node, "targets", ())]
-    return unknown("name", name, [each for each in outer if each])
+    known = [each for each in outer if each]
+    return unknown("name", name, known) if known else ""
 
 
 def _nodes(tree: ast.AST, kind: type[N]) -> Iterator[N]:
