@@ -347,7 +347,7 @@ def _check_files(last: Mapping[str, Any]) -> None:
 
 
 def _lack(file: Path, name: str) -> str:
-    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it does, may, or gives none."""
+    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it may, or gives none."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
