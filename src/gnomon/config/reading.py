@@ -355,10 +355,9 @@ def _lack(file: Path, name: str) -> str:
         return ""  # whoever runs the file says it
     names = {alias.asname or alias.name.partition(".")[0] for alias in _nodes(tree, ast.alias)}
     names |= {node.id for node in _nodes(tree, ast.Name) if isinstance(node.ctx, ast.Store)}
-    defined = {
-        node.name for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) for node in _nodes(tree, kind)
-    }
-    if name in names | defined or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
+    names |= {node.name for node in _nodes(tree, ast.FunctionDef)} | {node.name for node in _nodes(tree, ast.ClassDef)}
+    names |= {node.name for node in _nodes(tree, ast.AsyncFunctionDef)}
+    if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
         return ""
     outer = [getattr(node, "name", None) for node in tree.body]
     outer += [getattr(each, "id", None) for node in tree.body for each in getattr(node, "targets", ())]
