@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from experiments.claims.estimates import Estimate, student_t
 
-from gnomon.core.statistics.intervals import wilson_interval
+from gnomon.core.statistics import wilson_interval
 
 MOST = 1000
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.statistics import Difference, paired_difference
-from gnomon.core.statistics.differences import MCNEMAR, SIGN_FLIP
+from gnomon.core.statistics import MCNEMAR, SIGN_FLIP, Difference, paired_difference
 from gnomon.records.eval_records import EvalRecord, read_answered, write_answered
 
 __all__ = ["Difference", "EvalRecord", "compare", "read_answered", "write_answered"]

@@ -29,11 +29,11 @@ from gnomon.core.statistics import (
     holm,
     mean_interval,
     paired_difference,
+    span,
     student_p,
     student_quantile,
     wilson_interval,
 )
-from gnomon.core.statistics.intervals import span
 
 Floats = NDArray[np.float64]
 
