@@ -22,7 +22,7 @@ from gnomon.core.types import Snapshot
 from gnomon.learner.serialization import packed, unpacked
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors, parts, snapshot_of, trainable
 from gnomon.models.transfer.fingerprint import fingerprints
-from gnomon.training.build_engines import engine_there, load_network, one_engine
+from gnomon.training.build_workers import engine_there, load_network, one_engine
 from gnomon.training.resolve import Resolved
 
 _RANK = 16

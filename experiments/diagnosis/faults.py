@@ -11,7 +11,7 @@ from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
-from gnomon.training.build_engines import load_network
+from gnomon.training.build_workers import load_network
 from gnomon.training.resolve import Resolved
 from gnomon.training.weight_sync import PlainWeightSync
 

@@ -20,7 +20,7 @@ from gnomon.models.cpu.fused_decoder import FusedDecoder
 from gnomon.models.cuda_graph_decoder import StaticDecoder, fastest_decoder, keeps_between_turns
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, agrees_in_turns
 from gnomon.models.lora import merged_tensors
-from gnomon.models.prefix_tree import PrefixTree
+from gnomon.models.prefix import PrefixTree
 from gnomon.models.tiny import tiny_model
 
 PLENTY, LITTLE = 2**30, 24_000

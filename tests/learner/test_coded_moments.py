@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.learner.coded_moments import CodedMoment
-from gnomon.learner.optimizer import Optimizer, OptimizerConfig
+from gnomon.learner.optimizer import CodedMoment, Optimizer, OptimizerConfig
 
 
 def test_levels_are_powers_of_an_eighth_of_a_halving():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Batch, Grade, Group, Rollout, Task
-from gnomon.records.rollouts import RolloutLog, read_rollouts
-from gnomon.records.token_records import TokenRecord, TokenStats, read_taught, taught_rows
+from gnomon.records.rollouts import RolloutLog, TokenRecord, TokenStats, read_rollouts, read_taught, taught_rows
 from gnomon.rollouts.collate import collate
 
 TASK = Task("t1", (1, 2), "1 + 1 = ?")

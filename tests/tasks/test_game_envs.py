@@ -15,7 +15,7 @@ import pytest
 
 import gnomon
 from gnomon.core.errors import ConfigError
-from gnomon.tasks import env_adapter
+from gnomon.tasks import environment
 from gnomon.tasks.env_server import EnvServer
 from gnomon.tasks.environment import PACKAGES, EnvironmentConfig
 from gnomon.tasks.game_envs import write_questions
@@ -260,7 +260,7 @@ def test_an_openenv_server_that_is_not_there_is_one_message():
 def test_a_version_with_another_interface_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch):
     """The message names both versions and what to type."""
     needed(kind)
-    monkeypatch.setattr(env_adapter, "version", lambda name: "0.2.0" if name == kind else metadata.version(name))
+    monkeypatch.setattr(environment, "version", lambda name: "0.2.0" if name == kind else metadata.version(name))
     with pytest.raises(ConfigError, match=f"here is 0.2.0: pip install {kind}=="):
         talk(kind, "http://127.0.0.1:1" if kind == "openenv" else "Any-v0")
 

@@ -21,7 +21,7 @@ from gnomon.models.lora import merged_tensors
 from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.records.jsonl import read_rows
 from gnomon.training import build_workers
-from gnomon.training.build_engines import (
+from gnomon.training.build_workers import (
     load_network,
     said_of_serving,
     sending,

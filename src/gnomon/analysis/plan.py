@@ -10,7 +10,7 @@ import torch
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.sections import TrackerConfig
 from gnomon.core.errors import ConfigError
-from gnomon.learner.coded_moments import MOMENT_BYTES
+from gnomon.learner.optimizer import MOMENT_BYTES
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
@@ -19,7 +19,7 @@ from gnomon.models.quantized import BITS
 from gnomon.models.size import ModelSize, foreseen_falls, model_size, outline
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
-from gnomon.training.build_engines import said_of_serving
+from gnomon.training.build_workers import said_of_serving
 from gnomon.training.notes import Costs, initial_answers, many, paragraphs, size_in_words
 from gnomon.training.resolve import Resolved
 

@@ -18,8 +18,7 @@ from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.decoder import vocabulary_size
 from gnomon.models.size import outline
 from gnomon.rewards.grading import Grading
-from gnomon.training.build_engines import engine_there
-from gnomon.training.build_workers import Warn, Workers
+from gnomon.training.build_workers import Warn, Workers, engine_there
 from gnomon.training.resolve import Resolved
 
 

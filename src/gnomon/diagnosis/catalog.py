@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.diagnosis.rule import Rule
-from gnomon.diagnosis.rules import groups, held_out, pace, policy, rewards, state, texts, trust
+from gnomon.diagnosis.rules import policy, rewards
 
 _ALL: tuple[Rule, ...] = (
-    trust.RefusedSteps(), trust.WeightsNotArrived(), rewards.RewardFalls(), groups.AllWrong(), groups.AllRight(),
-    policy.EntropyCollapse(), trust.EngineMismatch(), trust.EffectiveSampleSize(), policy.GradientNorm(),
-    policy.Clipping(), rewards.VerifierErrors(), texts.Duplicates(), texts.LengthReward(), texts.Truncation(),
-    texts.Repetition(), rewards.DominantPart(), rewards.ConstantPart(), rewards.FormIgnored(),
-    groups.DegenerateGroups(), groups.ZeroGradient(), rewards.NotLearning(), rewards.NothingMoves(),
-    state.CriticExplains(), state.TrackerStarves(), held_out.HeldOutGap(), held_out.HeldOutLoss(), pace.Throughput(),
+    policy.RefusedSteps(), policy.WeightsNotArrived(), rewards.RewardFalls(), rewards.AllWrong(), rewards.AllRight(),
+    policy.EntropyCollapse(), policy.EngineMismatch(), policy.EffectiveSampleSize(), policy.GradientNorm(),
+    policy.Clipping(), rewards.VerifierErrors(), rewards.Duplicates(), rewards.LengthReward(), rewards.Truncation(),
+    rewards.Repetition(), rewards.DominantPart(), rewards.ConstantPart(), rewards.FormIgnored(),
+    rewards.DegenerateGroups(), rewards.ZeroGradient(), rewards.NotLearning(), rewards.NothingMoves(),
+    policy.CriticExplains(), policy.TrackerStarves(), policy.HeldOutGap(), policy.HeldOutLoss(), policy.Throughput(),
 )  # fmt: skip
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in _ALL}
 """Every rule; causes come before their consequences."""

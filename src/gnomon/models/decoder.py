@@ -23,7 +23,7 @@ from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import Forward
 from gnomon.models.fused_layers import use_own_layers
 from gnomon.models.kv_cache import AlignedCache, HybridCache, LayerState, Prefix, Rows
-from gnomon.models.prefix_tree import Known, PrefixTree, begun_cache
+from gnomon.models.prefix import Known, PrefixTree, begun_cache
 from gnomon.models.slow import is_attention_only
 from gnomon.models.tokenizer import context_of
 

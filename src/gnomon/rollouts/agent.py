@@ -49,8 +49,7 @@ from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorkerLost, EnvW
 from gnomon.rollouts.multi_turn import TRIES, Trajectory, unopened
 from gnomon.tasks.base import Further
 from gnomon.tasks.chat import ChatRenderer
-from gnomon.tasks.env_adapter import checked_reward
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.environment import EnvironmentConfig, checked_reward
 from gnomon.tasks.tools import describe_tools, split_calls
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 

@@ -18,7 +18,7 @@ from gnomon.core.progress import working
 from gnomon.core.types import EndedBy
 from gnomon.rewards.base import Sample
 from gnomon.rewards.sandbox.container import ENGINE_VARIABLES
-from gnomon.tasks import env_adapter
+from gnomon.tasks import environment
 from gnomon.tasks.environment import EnvironmentConfig
 
 T = TypeVar("T")
@@ -260,7 +260,7 @@ FORM = (
     "an environment is `reset(**columns) -> str | None` and `step(text: str) -> Reply | str`, "
     'Reply(text="", reward=None, is_done=False, role="user")'
 )
-_OURS = f"({Path(env_adapter.__file__).name}:"
+_OURS = f"({Path(environment.__file__).name}:"
 _ENDED = "its process ended"
 _MOST_HUNG = 2
 """Conversations with one answer, where what ends their processes is not the environment."""

@@ -20,9 +20,11 @@ from gnomon.core.processes.server import run_program
 from gnomon.core.tables import build
 from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
-from gnomon.tasks.env_adapter import (
+from gnomon.tasks.environment import (
     EnvAdapter,
+    EnvironmentConfig,
     EnvReply,
+    Reply,
     UserEnv,
     accepted_arguments,
     check_class,
@@ -31,7 +33,6 @@ from gnomon.tasks.env_adapter import (
     checked_reward,
     maybe_await,
 )
-from gnomon.tasks.environment import EnvironmentConfig, Reply
 from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game, check_server
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset

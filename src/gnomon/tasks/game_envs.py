@@ -16,8 +16,14 @@ from typing import Any
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.rewards.function import find_member
-from gnomon.tasks.env_adapter import EnvAdapter, EnvReply, checked_reward, foreign_package, maybe_await
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.environment import (
+    EnvAdapter,
+    EnvironmentConfig,
+    EnvReply,
+    checked_reward,
+    foreign_package,
+    maybe_await,
+)
 from gnomon.tasks.tools import find_calls
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")

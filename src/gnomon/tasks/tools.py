@@ -14,8 +14,16 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.rewards.function import find_member
 from gnomon.rewards.sandbox.base import NotRun
-from gnomon.tasks.env_adapter import EnvReply, check_settings, checked_reward, maybe_await, reset
-from gnomon.tasks.environment import PYTHON, SHELL, EnvironmentConfig
+from gnomon.tasks.environment import (
+    PYTHON,
+    SHELL,
+    EnvironmentConfig,
+    EnvReply,
+    check_settings,
+    checked_reward,
+    maybe_await,
+    reset,
+)
 from gnomon.tasks.python_tool import ContainerTools, PythonTool, python_tool
 
 # The form, which Qwen and Hermes models were trained on, and which others are told in the system message:

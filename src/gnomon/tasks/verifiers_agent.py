@@ -17,8 +17,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
-from gnomon.tasks.env_adapter import EnvReply, checked_reward, foreign_package
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.environment import EnvironmentConfig, EnvReply, checked_reward, foreign_package
 from gnomon.tasks.tools import ToolRaised
 
 

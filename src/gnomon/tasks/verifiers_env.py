@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.tasks.env_adapter import EnvReply, checked_reward, foreign_package
-from gnomon.tasks.environment import EnvironmentConfig
+from gnomon.tasks.environment import EnvironmentConfig, EnvReply, checked_reward, foreign_package
 from gnomon.tasks.tools import find_calls
 
 

@@ -72,8 +72,7 @@ from gnomon.training.build_data import (
     questions,
     walls_of,
 )
-from gnomon.training.build_engines import said_of_serving
-from gnomon.training.build_workers import opened
+from gnomon.training.build_workers import opened, said_of_serving
 from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.continuation import (
     Continuation,

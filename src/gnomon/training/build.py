@@ -43,8 +43,7 @@ from gnomon.tasks.turn_tokens import TurnTokenizer
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline
 from gnomon.training.budget import PART, BudgetTracker
 from gnomon.training.build_data import PromptChoice, TrainingData, keeping
-from gnomon.training.build_engines import load_network, serve_alone
-from gnomon.training.build_workers import RunCluster, judging, staged
+from gnomon.training.build_workers import RunCluster, judging, load_network, serve_alone, staged
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.continuation import Inheritance
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic, ValuePretraining, monte_carlo

@@ -26,9 +26,8 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.eval_records import AnswerLog
 from gnomon.records.jsonl import JsonLines, JsonlSink, Warn
 from gnomon.records.reading import RunRecord
-from gnomon.records.rollouts import RolloutLog
+from gnomon.records.rollouts import RolloutLog, TokenStats
 from gnomon.records.sinks import Sink
-from gnomon.records.token_records import TokenStats
 from gnomon.rollouts.dataset_rollouter import as_recorded
 from gnomon.rollouts.metrics import peak_memory_bytes, said_of_failures
 from gnomon.rollouts.rollout import RolloutTimer

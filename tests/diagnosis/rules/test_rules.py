@@ -11,22 +11,37 @@ from gnomon.diagnosis.catalog import RULES, chosen
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.history import History
 from gnomon.diagnosis.rule import Alarm
-from gnomon.diagnosis.rules.groups import AllRight, AllWrong, DegenerateGroups, ZeroGradient
-from gnomon.diagnosis.rules.held_out import HeldOutGap, HeldOutLoss
-from gnomon.diagnosis.rules.pace import Throughput
-from gnomon.diagnosis.rules.policy import Clipping, EntropyCollapse, GradientNorm
+from gnomon.diagnosis.rules.policy import (
+    Clipping,
+    CriticExplains,
+    EffectiveSampleSize,
+    EngineMismatch,
+    EntropyCollapse,
+    GradientNorm,
+    HeldOutGap,
+    HeldOutLoss,
+    RefusedSteps,
+    Throughput,
+    TrackerStarves,
+    WeightsNotArrived,
+)
 from gnomon.diagnosis.rules.rewards import (
+    AllRight,
+    AllWrong,
     ConstantPart,
+    DegenerateGroups,
     DominantPart,
+    Duplicates,
     FormIgnored,
+    LengthReward,
     NothingMoves,
     NotLearning,
+    Repetition,
     RewardFalls,
+    Truncation,
     VerifierErrors,
+    ZeroGradient,
 )
-from gnomon.diagnosis.rules.state import CriticExplains, TrackerStarves
-from gnomon.diagnosis.rules.texts import Duplicates, LengthReward, Repetition, Truncation
-from gnomon.diagnosis.rules.trust import EffectiveSampleSize, EngineMismatch, RefusedSteps, WeightsNotArrived
 
 FACTS = Facts(steps=100, generations=8, prompts=8)
 

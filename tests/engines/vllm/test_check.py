@@ -8,7 +8,7 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
 from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_vllm, make_vllm
-from gnomon.training.build_engines import said_of_serving
+from gnomon.training.build_workers import said_of_serving
 from gnomon.training.checks import check_serving
 from gnomon.training.resolve import resolve
 

@@ -27,8 +27,7 @@ from gnomon.insight.report.rollouts import (
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.models.token_strings import Vocabulary
 from gnomon.records.reading import RunRecord
-from gnomon.records.rollouts import RecordedRollout, RolloutLog
-from gnomon.records.token_records import TokenRecord
+from gnomon.records.rollouts import RecordedRollout, RolloutLog, TokenRecord
 
 
 def recorded(ratios: list[float], advantages: list[float], mask: list[bool] | None = None) -> RecordedRollout:

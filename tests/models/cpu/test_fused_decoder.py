@@ -8,8 +8,7 @@ import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
-from gnomon.models.cpu.fused_decoder import FusedDecoder
-from gnomon.models.cpu.grouped_kv_cache import GroupedKVCache
+from gnomon.models.cpu.fused_decoder import FusedDecoder, GroupedKVCache
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
 from gnomon.models.llama_like import is_standard_head

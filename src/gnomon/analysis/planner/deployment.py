@@ -13,7 +13,7 @@ from gnomon.analysis.planner.shapes import ModelShape, shape_of
 from gnomon.config.reading import parse_override
 from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.sections import STORE, EngineConfig
-from gnomon.learner.coded_moments import MOMENT_BYTES
+from gnomon.learner.optimizer import MOMENT_BYTES
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.quantized import Kind
 from gnomon.training.resolve import Resolved

@@ -23,7 +23,7 @@ from gnomon.analysis.planner.layout import (
 )
 from gnomon.analysis.planner.simulate import Flow, Timing, simulate
 from gnomon.core.errors import ConfigError
-from gnomon.learner.coded_moments import MOMENT_BYTES
+from gnomon.learner.optimizer import MOMENT_BYTES
 from gnomon.models.quantized import KINDS
 from gnomon.training.notes import many
 

@@ -1,4 +1,4 @@
-"""Rules about rewards: components, errors, and trends."""
+"""Rules about rewards: components, errors and trends, groups without a difference, and the answers' texts."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
-from gnomon.diagnosis.history import History, Point, error, has_risen, mean, values
+from gnomon.diagnosis.history import History, Point, error, has_risen, is_learning, is_rising, mean, values
 from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent, remedy
+from gnomon.diagnosis.text_metrics import repetition
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
 
@@ -313,3 +314,450 @@ class NothingMoves:
 
 def _failed(groups: Sequence[Group]) -> Shown:
     return [shown for shown in everybody(groups) if shown[1].grade.error is not None]
+
+
+# Rules about degenerate groups and steps without a gradient.
+
+DEGENERATE = "rollout/degenerate_group_fraction"
+ALL_RIGHT, ALL_WRONG = "rollout/all_equal_best_fraction", "rollout/all_equal_zero_fraction"
+EXPECTED_RIGHT, EXPECTED_WRONG = "rollout/all_right_expected_fraction", "rollout/all_wrong_expected_fraction"
+TAUGHT_NOTHING = "advantage/exact_zero_fraction"
+
+
+@dataclass(frozen=True)
+class DegenerateGroups:
+    """Groups with equal rewards, from which a group baseline gets no gradient.
+
+    The share is split into all right (too easy) and all wrong (too hard), and compared with the share that the prompts'
+    success rates explain, E[p^G + (1 - p)^G]. A larger share means that the responses of a group depend on each other.
+    Where the reward has risen, the explained share is only a note, because the policy learns from the other groups.
+    While it rises, groups that are all right are none: they are what it has learned.
+
+    Attributes:
+        window: Steps.
+        warning: Share.
+        severe: Share.
+        excess: Factor on the expected share.
+        errors: Standard errors above the expected share.
+
+    References:
+        Thresholds of rldoctor 0.2.0 (.50, .75); p^G + (1 - p)^G, SPO, arXiv 2509.13232; the excess is ours, after
+        rlvr-audit's idea.
+    """
+
+    name: ClassVar[str] = "degenerate-groups"
+    window: int = 10
+    warning: float = 0.5
+    severe: float = 0.75
+    excess: float = 1.25
+    errors: float = 4.0
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Check the share of the last steps."""
+        points = history.latest(DEGENERATE, self.window)
+        if facts.generations < 2 or not points:
+            return None
+        share = mean(points)
+        right, wrong = history.mean(ALL_RIGHT, self.window) or 0.0, history.mean(ALL_WRONG, self.window) or 0.0
+        evidence = {"degenerate": share, "all_right": right, "all_wrong": wrong}
+        expected = self._expected(history)
+        said = ""
+        if expected is not None:
+            evidence["expected"] = expected
+            said = f"; success rates alone explain {percent(expected)}"
+        severity = graded(share, self.warning, self.severe)
+        is_excess = expected is not None and self._is_excess(share, expected, facts)
+        if severity is None and not is_excess:
+            return None
+        if right > wrong and not is_excess and is_rising(history, self.window):
+            return None
+        if severity is not None and is_learning(history, self.window):
+            severity = "warning" if is_excess else "note"
+        return Alarm(
+            severity or "warning",
+            points[0][0],
+            f"{percent(share)} of groups teach nothing: {percent(right)} all right, {percent(wrong)} all wrong{said}",
+            evidence,
+            *remedy(f"degenerate-groups.{'alike' if is_excess else 'easy' if right > wrong else 'hard'}"),
+            one_a_prompt,
+        )
+
+    def _expected(self, history: History) -> float | None:
+        right, wrong = history.mean(EXPECTED_RIGHT, self.window), history.mean(EXPECTED_WRONG, self.window)
+        return None if right is None or wrong is None else right + wrong
+
+    def _is_excess(self, share: float, expected: float, facts: Facts) -> bool:
+        noise = (expected * (1 - expected) / (facts.prompts * self.window)) ** 0.5
+        return share > self.excess * expected and share - expected > self.errors * noise and share > 0.1
+
+
+@dataclass(frozen=True)
+class AllWrong:
+    """Almost no response earns a reward.
+
+    Severe only if the reward does not rise within two windows, because an untrained model starts this way. A reward or
+    an environment that has given nothing at all is told of after the first steps.
+
+    Attributes:
+        window: Steps.
+        first: Steps at the start of a run in which no answer at all earned anything.
+        least: Answers in these steps.
+        warning: Share of groups (of responses, with one per prompt) with reward 0.
+        severe: Likewise.
+
+    References:
+        Ours; 0.083 as the success rate below which a start with 8 rollouts is doubtful, arXiv 2606.18487.
+    """
+
+    name: ClassVar[str] = "all-wrong"
+    window: int = 8
+    first: int = 3
+    least: int = 100
+    warning: float = 0.9
+    severe: float = 0.97
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Check the share of the last steps."""
+        points = history.latest(ALL_WRONG, self.window)
+        if not points:
+            return self._from_the_start(history, facts)
+        share = mean(points)
+        single = 0.05 / (1 - self.warning) if facts.generations < 2 else 1.0
+        severity = graded(share, 1 - single * (1 - self.warning), self.severe)
+        reward = history.mean("rollout/reward_mean", self.window) or 0.0
+        if severity is None or reward > 1 - self.warning:
+            return None
+        if severity == "severe" and reward > 0 and is_learning(history, self.window):
+            severity = "warning"
+        what = "groups have no right answer" if facts.generations > 1 else "answers earn nothing"
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of {what}; the mean reward of the last {self.window} steps is {reward:.3g}",
+            {"all_wrong": share, "reward": reward},
+            *remedy(self.name),
+            one_a_prompt,
+        )
+
+    def _from_the_start(self, history: History, facts: Facts) -> Alarm | None:
+        """Look at the first steps alone."""
+        began = history.first(ALL_WRONG, self.window)
+        answers = facts.prompts * facts.generations * len(began)
+        earned = [*(1 - value for _, value in began), *(value for _, value in history.rewards)]
+        if len(began) < self.first or answers < self.least or any(earned):
+            return None
+        return Alarm(
+            "warning",
+            began[0][0],
+            f"not one of {answers:,} answers has earned anything in the first {len(began)} steps",
+            {"all_wrong": 1.0, "reward": 0.0},
+            *remedy("all-wrong.start"),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class AllRight:
+    """Almost every response is right, so little is left to learn.
+
+    Severe if the run began this way, because all of it was wasted. Later it is a note: the run is done.
+
+    Attributes:
+        window: Steps.
+        share: Of groups (of responses, with one per prompt) with reward 1.
+
+    References:
+        Ours; the split of rldoctor 0.2.0.
+    """
+
+    name: ClassVar[str] = "all-right"
+    window: int = 8
+    share: float = 0.95
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Check the last steps and the first steps."""
+        points = history.latest(ALL_RIGHT, self.window)
+        if not points or mean(points) < self.share:
+            return None
+        began = mean(history.first(ALL_RIGHT, self.window))
+        is_from_start = began >= self.share
+        return Alarm(
+            "severe" if is_from_start else "note",
+            points[0][0],
+            f"{percent(mean(points))} of prompts are answered right every time"
+            + (f", as from the first steps on ({percent(began)})" if is_from_start else "; it was learned in this run"),
+            {"all_right": mean(points), "all_right_at_first": began},
+            *remedy(self.name if is_from_start else "all-right.learned"),
+            one_a_prompt,
+        )
+
+
+@dataclass(frozen=True)
+class ZeroGradient:
+    """Steps without any effect, because no response had an advantage.
+
+    Attributes:
+        window: Steps.
+        warning: Share of steps with a gradient of exactly 0.
+        severe: Likewise.
+
+    References:
+        rldoctor 0.2.0 (.40, .70).
+    """
+
+    name: ClassVar[str] = "zero-gradient"
+    window: int = 10
+    warning: float = 0.4
+    severe: float = 0.7
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Count the steps of the window with gradient 0."""
+        points = history.latest("learner/gradient_norm", self.window)
+        if not points:
+            return None
+        share = sum(value == 0 for _, value in points) / len(points)
+        severity = graded(share, self.warning, self.severe)
+        if severity is None:
+            return None
+        idle = history.mean(TAUGHT_NOTHING, self.window)
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of the last {self.window} steps had a gradient of exactly 0",
+            {"zero_steps": share} | ({} if idle is None else {"answers_without_advantage": idle}),
+            *remedy(self.name),
+            one_a_prompt,
+        )
+
+
+# Rules about the responses: length, repetition, copies and truncation.
+
+LENGTH, CORRELATION = "rollout/length_tokens_mean", "rollout/length_reward_correlation"
+TRUNCATED = "rollout/truncated_fraction"
+REPEATED = "rollout/repetition_fraction"
+COPIES, EXPECTED = "rollout/duplicate_pair_fraction", "rollout/duplicate_pair_expected_fraction"
+
+
+@dataclass(frozen=True)
+class LengthReward:
+    """Responses become longer (or shorter), and the reward depends on their length.
+
+    The correlation is among responses to the same prompt if a prompt has several. Severe if the rank correlation is
+    nearly 1, or if the growth ends at the length limit.
+
+    Attributes:
+        baseline: Steps.
+        window: Steps.
+        growth: Factor on the mean length.
+        correlation: Rank correlation.
+        alone: Rank correlation that leaves no other explanation.
+        truncated: Share of truncated responses.
+
+    References:
+        rldoctor 0.2.0 (+50%, 0.6, truncation .15); alone is ours.
+    """
+
+    name: ClassVar[str] = "length-reward"
+    baseline: int = 5
+    window: int = 6
+    growth: float = 1.5
+    correlation: float = 0.6
+    alone: float = 0.9
+    truncated: float = 0.15
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare lengths with the first steps, and rewards with lengths."""
+        points, paid = history.latest(LENGTH, self.window), history.latest(CORRELATION, self.window)
+        began = mean(history.first(LENGTH, self.baseline))
+        if not points or not paid or began <= 0 or history.steps < self.baseline + self.window:
+            return None
+        now, goes_with = mean(points), mean(paid)
+        times = now / began
+        is_longer = goes_with >= self.correlation and (times >= self.growth or goes_with >= self.alone)
+        is_shorter = goes_with <= -self.correlation and (times <= 1 / self.growth or goes_with <= -self.alone)
+        if not (is_longer or is_shorter):
+            return None
+        cut = history.mean(TRUNCATED, self.window) or 0.0
+        began_cut = mean(history.first(TRUNCATED, self.baseline))
+        is_severe = abs(goes_with) >= self.alone or (is_longer and cut >= began_cut + self.truncated)
+        what = "longer" if is_longer else "shorter"
+        return Alarm(
+            "severe" if is_severe else "warning",
+            points[0][0],
+            f"{what} answers earn more (rank correlation {goes_with:.2f}); the mean length went from {began:.1f} to "
+            f"{now:.1f} tokens",
+            {"correlation": goes_with, "length_tokens": now, "at_first_tokens": began, "truncated": cut},
+            *remedy(f"length-reward.{what}"),
+            _longest if is_longer else _shortest,
+        )
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Responses that the length limit cut off, if truncation costs reward.
+
+    Truncation is read from the stop reason of a response, never from a tensor's width. Truncated responses that earn as
+    much as others are no problem.
+
+    Attributes:
+        window: Steps.
+        note: Share.
+        warning: Share.
+        severe: Share.
+        cost: Lost reward of truncated responses, in standard deviations of the reward.
+        few: Share of complete responses below which there is no comparison: at most a warning, and a note if the reward
+            has risen over ``progress`` steps, because truncated responses earn rewards then.
+        progress: Steps.
+
+    References:
+        rldoctor 0.2.0 (.05, .15), rlprobe 0.1.0 (.5: starved); verl#7817; the cost is ours.
+    """
+
+    name: ClassVar[str] = "truncation"
+    window: int = 5
+    note: float = 0.05
+    warning: float = 0.15
+    severe: float = 0.5
+    cost: float = 0.25
+    few: float = 0.05
+    progress: int = 10
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Check the share, and the rewards of truncated and complete responses."""
+        points = history.latest(TRUNCATED, self.window)
+        if not points or mean(points) < self.note:
+            return None
+        share = mean(points)
+        complete = history.mean("rollout/complete_reward_mean", self.window)
+        cut = history.mean("rollout/truncated_reward_mean", self.window)
+        deviation = history.mean("rollout/reward_std", self.window) or 0.0
+        evidence = {"truncated": share}
+        lost = None
+        if complete is not None and cut is not None and share <= 1 - self.few:
+            lost = complete - cut
+            evidence |= {"complete_reward": complete, "truncated_reward": cut}
+        if lost is not None and lost <= self.cost * deviation:
+            return None
+        severity = graded(share, self.warning, self.severe if lost is not None else 2.0) or "note"
+        if lost is None and is_learning(history, self.progress):
+            severity = "note"
+        said = f"; they earn {cut:.3g}, complete ones {complete:.3g}" if lost is not None else ""
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of answers are cut off at {facts.budget or 'the'} tokens{said}",
+            evidence,
+            *remedy(self.name, budget=facts.budget),
+            _truncated,
+        )
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Responses that repeat themselves: the share of 4-grams that occurred before in the same response.
+
+    Attributes:
+        baseline: Steps.
+        window: Steps.
+        warning: Share.
+        severe: Share.
+        times: Factor on the baseline.
+        more: Difference from the baseline.
+
+    References:
+        rlprobe 0.1.0 (.15 rising, .30).
+    """
+
+    name: ClassVar[str] = "repetition"
+    baseline: int = 5
+    window: int = 5
+    warning: float = 0.15
+    severe: float = 0.3
+    times: float = 1.5
+    more: float = 0.15
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare with the first steps."""
+        points, began = history.latest(REPEATED, self.window), mean(history.first(REPEATED, self.baseline))
+        if not points or history.steps < self.baseline + self.window:
+            return None
+        now = mean(points)
+        severity = graded(now, self.warning, self.severe)
+        if severity is None or now < self.times * began:
+            return None
+        if severity == "severe" and now < began + self.more:
+            severity = "warning"
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(now)} of runs of four tokens are repeated within an answer, {percent(began)} at first",
+            {"repeated": now, "at_first": began},
+            *remedy(self.name),
+            _repetitive,
+        )
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Identical responses in a group, more often than by chance.
+
+    The chance is known: two independent draws are equal with probability E[p(response)], which the responses' own
+    log-probabilities estimate. A certain policy repeats itself legitimately; an engine that draws twice alike does not.
+
+    Attributes:
+        window: Steps.
+        warning: Share of pairs beyond chance.
+        severe: Share of pairs beyond chance.
+
+    References:
+        After an idea of rlvr-audit; the estimate of chance is ours.
+    """
+
+    name: ClassVar[str] = "duplicate-rollouts"
+    window: int = 5
+    warning: float = 0.1
+    severe: float = 0.5
+
+    def __call__(self, history: History, facts: Facts) -> Alarm | None:
+        """Compare copies with chance."""
+        points, expected = history.latest(COPIES, self.window), history.mean(EXPECTED, self.window)
+        if not points or expected is None:
+            return None
+        share = mean(points)
+        severity = graded(share - expected, self.warning, self.severe)
+        if severity is None:
+            return None
+        return Alarm(
+            severity,
+            points[0][0],
+            f"{percent(share)} of pairs of answers to one prompt are the same tokens, where chance makes "
+            f"{percent(expected)}",
+            {"copies": share, "chance": expected},
+            *remedy(self.name),
+            _copies,
+        )
+
+
+def _longest(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: -len(shown[1].response))
+
+
+def _shortest(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: len(shown[1].response))
+
+
+def _truncated(groups: Sequence[Group]) -> Shown:
+    return [shown for shown in everybody(groups) if shown[1].is_truncated]
+
+
+def _repetitive(groups: Sequence[Group]) -> Shown:
+    return sorted(everybody(groups), key=lambda shown: -(repetition(shown[1]) or 0.0))
+
+
+def _copies(groups: Sequence[Group]) -> Shown:
+    found = []
+    for group in groups:
+        responses = [rollout.response for rollout in group.rollouts]
+        twice = [rollout for rollout in group.rollouts if responses.count(rollout.response) > 1]
+        found += [(group, rollout) for rollout in twice[:2]]
+    return found
