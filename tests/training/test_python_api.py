@@ -79,10 +79,36 @@ def trained(**keywords: Any) -> Any:
     return gnomon.train(**{**given, **keywords})
 
 
+async def later(step: FinishedStep) -> None:
+    """Do what nobody waits for."""
+
+
+def drawn(step: FinishedStep) -> Any:
+    """Do what nobody asks for."""
+    yield step
+
+
+class Waits:
+    """A callable whose call is a coroutine."""
+
+    async def __call__(self, step: FinishedStep) -> None:
+        """Do what nobody waits for."""
+
+
+@pytest.mark.parametrize(
+    "callbacks", [[later], [drawn], [Waits()], [3], 3, [lambda: 1], [lambda a, b: 1], "print", [None]]
+)
+def test_a_callback_that_would_not_run_is_refused(callbacks: Any):
+    """Before anything is written: a coroutine or a generator would do nothing, without a word."""
+    with pytest.raises(ConfigError, match="is no plain function of one argument; one is called after each step"):
+        trained(callbacks=callbacks)
+    assert not Path("runs").exists()
+
+
 def test_objects_in_a_model_out():
     """Rows, a function and a name in memory; metrics, rollouts, answers and a transformers model out."""
     seen: list[FinishedStep] = []
-    run = trained(rewards=[ours, "numeric"], algorithm="rloo", steps=2, callbacks=[seen.append], seed=3)
+    run = trained(rewards=[ours, "numeric"], algorithm="rloo", steps=2, callbacks=seen.append, seed=3)
 
     assert len(run.metrics["rollout/reward_mean"]) == run.steps == 2
     assert [step.number for step in seen] == [1, 2]

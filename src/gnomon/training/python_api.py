@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
-from inspect import isfunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction, isroutine, signature
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -169,7 +169,7 @@ def _described(
             f'{verb} needs a model and a dataset, such as gnomon.{verb}(model="smollm2-135m-instruct", dataset=rows'
             f'{", rewards=[score]" if verb == "train" else ""}), or an experiment, such as gnomon.{verb}("quickstart")'
         )
-    callbacks = tuple(others.pop("callbacks", ()))
+    callbacks = _callbacks(others.pop("callbacks", ()))
     given = dict(_given(dataset, rewards, algorithm, others))
     if model is not None:
         given["model"] = _model(model)
@@ -214,10 +214,34 @@ def continue_(
     others: dict[str, Any] = {**settings}
     rewards = _only(rewards, "rewards", others, "reward_funcs")
     dataset = _only(dataset, "dataset", others, "train_dataset")
-    callbacks = tuple(others.pop("callbacks", ()))
+    callbacks = _callbacks(others.pop("callbacks", ()))
     given = [*_given(dataset, rewards, algorithm, others), *_flat(others)]
     place = run.directory if isinstance(run, Result) else Path(run)
     return continue_run(place, given, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+
+
+def _callbacks(given: Any) -> tuple[Callable[[FinishedStep], None], ...]:
+    """Return what is called after each step.
+
+    Raises:
+        ConfigError: One is no function of one argument, or one that a call does not run.
+    """
+    found = (given,) if callable(given) or not isinstance(given, Iterable) else tuple(given)
+    for callback in found:
+        is_plain = callable(callback)
+        try:
+            signature(callback).bind(None)
+        except TypeError:
+            is_plain = False
+        except ValueError:  # a builtin function that does not say what it takes
+            is_plain = True
+        call = type(callback).__call__ if is_plain and not isroutine(callback) else callback
+        if not is_plain or iscoroutinefunction(call) or isgeneratorfunction(call) or isasyncgenfunction(call):
+            raise ConfigError(
+                f"callbacks: {shortened(repr(callback))} is no plain function of one argument; one is called after "
+                "each step with a FinishedStep: def tell(step): print(step.number)"
+            )
+    return found
 
 
 def _given(dataset: Any, rewards: Any, algorithm: Any, others: dict[str, Any]) -> Iterator[tuple[str, Any]]:
