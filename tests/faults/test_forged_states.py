@@ -90,7 +90,9 @@ def ended(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     ("part", "path", "value"),
     [
         ("generators", ("numpy", 0), math.inf), ("generators", ("numpy", 0), 10**9), ("generators", ("python", 0), 7),
-        ("generators", ("python", 1, 624), 10**9), ("generators", ("python", 1, 0), -5),
+        ("generators", ("python", 2), math.inf), ("generators", ("python", 2), "x"),
+        ("generators", ("numpy", 2), math.nan), ("generators", ("python", 1, 624), 10**9),
+        ("generators", ("python", 1, 0), -5),
         ("stream", ("taken",), math.inf),
         ("stream", ("slack",), True), ("stream", ("slack",), 3), ("stream", ("next",), -1),
         ("stream", ("pending",), {}),

@@ -20,7 +20,7 @@ from gnomon.algorithms.protocols import Advantage
 from gnomon.cli.main import main
 from gnomon.config.experiment import Experiment, load
 from gnomon.config.foreign_names import ALIASES
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, RunError
 from gnomon.tasks.environment import Reply
 from gnomon.tasks.split import HeldOut
 from gnomon.training.objects import write_callables, write_rows
@@ -103,6 +103,17 @@ def test_a_callback_that_would_not_run_is_refused(callbacks: Any):
     with pytest.raises(ConfigError, match="is no plain function of one argument; one is called after each step"):
         trained(callbacks=callbacks)
     assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_callback_that_changes_what_all_code_shares_ends_the_run():
+    """The next step would be computed in another type, and the next checkpoint written to another place."""
+    before = torch.get_default_dtype(), Path.cwd()
+
+    with pytest.raises(RunError, match=r"callback.* changed torch's default type from torch.float32 to torch.float64"):
+        trained(rewards=ours, callbacks=lambda step: torch.set_default_dtype(torch.float64))
+
+    assert (torch.get_default_dtype(), Path.cwd()) == before
 
 
 def test_objects_in_a_model_out():

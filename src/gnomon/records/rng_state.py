@@ -1,5 +1,6 @@
 """The random numbers that belong to the whole process: Python's, NumPy's and torch's."""
 
+import math
 import random
 from typing import Any
 
@@ -46,6 +47,9 @@ class Generators:
             CheckpointError: This Python numbers its states otherwise.
         """
         version, words, spare = state.values["python"]
+        gauss = state.values["numpy"][2]
+        if not all(type(kept) is float and math.isfinite(kept) for kept in (gauss, spare) if kept is not None):
+            raise CheckpointError(f"random numbers that are kept for the next draw cannot be {spare} and {gauss}")
         try:
             random.setstate((version, tuple(words), spare))
         except (ValueError, TypeError, OverflowError) as error:

@@ -9,10 +9,12 @@ from itertools import chain, zip_longest
 from shlex import quote
 from typing import Any
 
+from gnomon.core.errors import RunError, shortened
 from gnomon.core.failpoints import reach
 from gnomon.core.metrics import Last, Max, Mean, Metrics
 from gnomon.core.sections import DoctorConfig
 from gnomon.core.types import Batch, Group, Rollout
+from gnomon.core.user_code import Misbehaved, sharing_nothing
 from gnomon.diagnosis.catalog import chosen
 from gnomon.diagnosis.current_findings import CurrentFindings
 from gnomon.diagnosis.doctor import Doctor
@@ -320,7 +322,11 @@ class RunLogger:
         if self.callbacks:
             told = FinishedStep(step, values, tuple(r for group in finished.groups for r in group.rollouts))
             for callback in self.callbacks:
-                callback(told)
+                try:
+                    with sharing_nothing(f"the callback {shortened(repr(callback))}", may_fork=True):
+                        callback(told)
+                except Misbehaved as error:
+                    raise RunError(str(error)) from error
 
     @property
     def reason_to_stop(self) -> str:
