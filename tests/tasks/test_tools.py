@@ -1,5 +1,6 @@
 """Tools: functions to schemas, text to calls, calls to replies."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -135,6 +136,44 @@ def test_a_schema_says_what_annotations_and_docstring_say():
     assert misfit({"words": [], "more": 1}, schema_of(search)) == (
         "the arguments do not fit (missing: kind; unknown: more); it takes words, kind, limit, exact"
     )
+
+
+def drawn(a: int):
+    """Return nothing by itself."""
+    yield a
+
+
+class Called:
+    """A class, whose call makes an object."""
+
+
+def named(a: int) -> int:
+    """Return it."""
+    return a
+
+
+named.__name__ = "a b"
+
+
+def spelled(a: Literal[b"x"]) -> int:
+    """Return a number."""
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "wrong"),
+    [
+        (drawn, "is no plain function"),
+        (Called, "is no plain function"),
+        (functools.partial(named, 1), "is no plain function"),
+        (named, "'a b' needs a name of letters"),
+        (spelled, r"spelled\.a: .* is no type of JSON"),
+    ],
+)
+def test_what_is_no_tool_is_refused(tool: Any, wrong: str):
+    """What a call would make of it is an object's name in the reply, and nothing would be said."""
+    with pytest.raises(ConfigError, match=wrong):
+        schema_of(tool)
 
 
 def test_a_function_without_docstring_or_types_is_no_tool():

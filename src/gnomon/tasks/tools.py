@@ -104,9 +104,13 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     transformers and TRL read it). A parameter without default is required.
 
     Raises:
-        ConfigError: A parameter has no type that JSON has, or a function has no docstring.
+        ConfigError: It is no plain function, a parameter has no type that JSON has, or a function has no docstring.
     """
+    if not inspect.isroutine(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"the tool {function!r:.99} is no plain function: def NAME(parameter: type), or async def")
     name = vars(function).get("__name__", function.__name__)
+    if not re.fullmatch(r"[\w-]+", name):
+        raise ConfigError(f"the tool {name!r:.99} needs a name of letters, digits and _")
     text = inspect.getdoc(function)
     if not text:
         raise ConfigError(f"the tool '{name}' needs a docstring: the model reads what it does there")
@@ -147,7 +151,7 @@ def _typed(hint: Any, where: str) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _typed(inner[0], where)
-    if origin is typing.Literal:
+    if origin is typing.Literal and all(type(value) in _TYPES for value in inner):
         return {"type": _TYPES[type(inner[0])], "enum": list(inner)}
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_typed(member, where) for member in inner]}
