@@ -174,6 +174,22 @@ def test_pickled_weights_are_checked_too(whole, tmp_path):
         check_weights(str(folder))
 
 
+@pytest.mark.parametrize("wrapped", [lambda state: {"state_dict": state}, lambda state: {**state, "epoch": 3}])
+def test_a_trainers_own_checkpoint_is_no_model(whole, tmp_path, wrapped):
+    """A file of weights that holds other things says so, and how to save the model."""
+    shutil.copytree(whole, tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").unlink()
+    torch.save(wrapped(load_file(whole / "model.safetensors")), tmp_path / "other" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"holds 1 thing \((state_dict|epoch)\) besides tensors.*save_pretrained"):
+        check_weights(str(tmp_path / "other"))
+
+
+def test_a_pad_that_is_no_token_is_refused(rewritten):
+    """transformers says that a padding index must be within, and not which setting it is."""
+    with pytest.raises(ModelError, match=r"config.json says pad_token_id = 5000, and the model has the tokens 0 to"):
+        check_weights(rewritten(pad_token_id=5000))
+
+
 def in_shards(whole, folder, change=lambda first, second: None, index=None):
     """Write the model in two files with an index, after a change to what they hold."""
     shutil.copytree(whole, folder)

@@ -285,11 +285,24 @@ def local_folder(name: str) -> Path | None:
 
 
 def _empty(config: Any, trust_remote_code: bool) -> Any:
-    """Return the model of a config without weights."""
+    """Return the model of a config without weights.
+
+    Raises:
+        ModelError: If its embedding has no room for the pad token.
+    """
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except AssertionError as error:
+        if "adding_idx" not in str(error):
+            raise
+        text = config.get_text_config()
+        raise ModelError(
+            f"model '{config.name_or_path}': config.json says pad_token_id = {text.pad_token_id}, and the model has "
+            f"the tokens 0 to {text.vocab_size - 1}; write one of them, or null"
+        ) from error
 
 
 def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:

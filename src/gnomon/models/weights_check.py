@@ -547,6 +547,12 @@ def _safetensors(file: Path) -> dict[str, Header]:
 def _pickled(file: Path) -> dict[str, Header]:
     kinds = {kind: name for name, kind in _KINDS.items()}
     state = torch.load(file, map_location="meta", weights_only=True)
+    others = [str(name) for name, held in state.items() if not isinstance(held, Tensor)]
+    if others:
+        raise ModelError(
+            f"'{file}' holds {_several(others, 'thing')} besides tensors, as a trainer's own checkpoint does; save "
+            "the model with save_pretrained and give that folder"
+        )
     return {n: Header(tuple(t.shape), kinds.get(t.dtype, str(t.dtype)), file) for n, t in state.items()}
 
 
