@@ -184,6 +184,13 @@ def test_a_trainers_own_checkpoint_is_no_model(whole, tmp_path, wrapped):
         check_weights(str(tmp_path / "other"))
 
 
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_in_which_nothing_is_seen_is_refused(rewritten, window):
+    """Every gradient would be NaN; no window is null."""
+    with pytest.raises(ModelError, match=f"says sliding_window = {window}, within which a token sees nothing"):
+        check_weights(rewritten(sliding_window=window))
+
+
 def test_a_pad_that_is_no_token_is_refused(rewritten):
     """transformers says that a padding index must be within, and not which setting it is."""
     with pytest.raises(ModelError, match=r"config.json says pad_token_id = 5000, and the model has the tokens 0 to"):

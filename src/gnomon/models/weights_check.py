@@ -221,6 +221,13 @@ def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> Non
     counts = [*_counts(config.to_dict())]
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", None)) is not None:
         counts.append(("num_hidden_layers", layers))
+    for name in ("sliding_window", "attention_chunk_size"):
+        seen = vars(config.get_text_config()).get(name)
+        if isinstance(seen, int) and seen < 1:
+            raise ModelError(
+                f"model '{place}': config.json says {name} = {seen}, within which a token sees nothing, not even "
+                "itself; write null where all layers see everything"
+            )
     for name, count in counts:
         most = _MOST_EXPERTS if "expert" in name else max(_MOST_LAYERS, len(found))
         is_layers = name in ("num_hidden_layers", "n_layer", "num_layers")
