@@ -25,6 +25,7 @@ from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, un
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
 from gnomon.core.sections import TABLE_SUFFIXES
+from gnomon.core.tables import reach
 from gnomon.core.types import Message
 from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.base import Content
@@ -658,7 +659,7 @@ class TableTask:
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
-        found = {c: _as_answer(a) for c in columns if (a := _reach(row.values, c)) is not None}
+        found = {c: _as_answer(a) for c in columns if (a := row.values.get(c, reach(row.values, c))) is not None}
         if not found:
             near = names_in(row.values, None if self.answer_column else "answer_column", ANSWER_COLUMNS)
             missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {near}"
@@ -790,13 +791,3 @@ def _turns(given: Any) -> tuple[tuple[Message, ...], str | None]:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip() != ""
-
-
-def _reach(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, or None; a column whose own name has dots comes first."""
-    if path in values:
-        return values[path]
-    found: Any = values
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
