@@ -8,6 +8,7 @@ run is a `gnomon train` process whose folder stays; the same command does what i
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -22,7 +23,7 @@ from gnomon.analysis.compare.statistics import contrast, mean_over
 from gnomon.analysis.plan import make_plan
 from gnomon.config.reading import read
 from gnomon.core.atomic_files import real_path, write_durably, write_json
-from gnomon.core.errors import ConfigError, RunError, Stopped, unknown
+from gnomon.core.errors import ConfigError, GnomonError, RunError, Stopped, UserError, unknown
 from gnomon.core.statistics import SIGNIFICANCE, holm, in_words
 from gnomon.core.svg import Series, chart, write_svg
 from gnomon.models.size import model_size
@@ -324,13 +325,22 @@ def write(found: Mapping[str, Any], home: Path, name: str) -> None:
 
 
 def main(grids: Mapping[str, Grid], home: Path, arguments: Sequence[str] | None = None) -> int:
-    """Say what a grid costs, run what is missing of it, and write its page.
+    """Say what a grid costs, run what is missing of it, and write its page; return the exit code.
 
     Args:
         grids: By name.
         home: Folder of the page.
         arguments: Of the command line.
     """
+    try:
+        _conduct(grids, home, arguments)
+    except GnomonError as error:
+        print(error.args[0] if isinstance(error, Stopped) else error, file=sys.stderr)
+        return 128 + error.args[1] if isinstance(error, Stopped) else 2 if isinstance(error, UserError) else 1
+    return 0
+
+
+def _conduct(grids: Mapping[str, Grid], home: Path, arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(description=f"The grids of {home.name}: {', '.join(grids)}.")
     parser.add_argument("grid", nargs="?", default=next(iter(grids)), help="which one (default: the first)")
     parser.add_argument("--work", type=Path, default=Path("runs") / home.name, help="where runs are kept")
@@ -351,7 +361,6 @@ def main(grids: Mapping[str, Grid], home: Path, arguments: Sequence[str] | None 
             for said in grid.costs(folder, console):
                 console.say(said)
             if given.cost:
-                return 0
+                return
             grid.conduct(folder, cells, given.workers, console)
         write(grid.measured(folder), home, given.grid)
-    return 0
