@@ -317,7 +317,7 @@ class Composition:
         found: dict[str, Tensor] = {}
         for piece in self.asking:
             terms: object = piece.terms(view)
-            if not isinstance(terms, Mapping):
+            if not isinstance(terms, Mapping) or not all(isinstance(name, str) for name in terms):
                 what = f"a {type(terms).__name__} and not names with Float[B T] each"
                 raise ConfigError(
                     f"{type(piece).__name__}.terms returned {what}: return {{name: a number for each token}}"
