@@ -168,7 +168,10 @@ def test_an_environment_that_never_begins_is_refused(place: Path, capsys: Captur
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("environment.use=mine.py:Legibel", "environment 'mine.py:Legibel': unknown class 'Legibel'; did you mean"),
+        (
+            "environment.use=mine.py:Legibel",
+            "environment.use = 'mine.py:Legibel': unknown name 'Legibel'; did you mean",
+        ),
         ("environment.settings={pay=2}", "environment.settings {'pay': 2} do not fit 'mine.py:Legible'"),
         ("environment.max_turns=0", "environment.max_turns must be at least 1, got 0"),
         ("environment.max_turn=3", "unknown key 'max_turn'; did you mean 'max_turns'"),

@@ -67,7 +67,7 @@ class ScriptedEngine:
         if slowest > 0:
             await asyncio.sleep(slowest)
             self._check_open()
-        return [self._complete(self.answer(tuple(prompt), key), sampling, oldest) for key in keys]
+        return [self._complete(key, self.answer(tuple(prompt), key), sampling, oldest) for key in keys]
 
     async def score(self, prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
         """Return ``logprob`` for each token of ``response``, at any temperature, as `generate` does."""
@@ -88,7 +88,7 @@ class ScriptedEngine:
         """Refuse later calls."""
         self._is_closed = True
 
-    def _complete(self, answer: str | Sequence[int], sampling: Sampling, oldest: int) -> Completion:
+    def _complete(self, key: int, answer: str | Sequence[int], sampling: Sampling, oldest: int) -> Completion:
         ids = list(self.encode(answer) if isinstance(answer, str) else answer)
         places = [place for place, token in enumerate(ids) if token in sampling.stop_ids][:1]
         strings = StopStrings.of(sampling)
@@ -97,7 +97,7 @@ class ScriptedEngine:
         whole = ids[: min(places) + 1] if places else ids + list(sampling.stop_ids[:1])
         grammar = Grammar.of(sampling)
         if grammar is not None and grammar.obeyed(whole) < len(whole):
-            whole = grammar.written()
+            whole = grammar.written(4 * key)  # of the seeds those that close soon
         tokens = tuple(whole[: sampling.max_completion_length])
         logprobs = (self.logprob,) * len(tokens)
         return Completion(
