@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
@@ -45,8 +45,6 @@ from gnomon.core.sections import (
 from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.models.place import BUILT_IN, check_hub, check_place
-
-N = TypeVar("N", bound=ast.AST)
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -353,20 +351,24 @@ def _lack(file: Path, name: str) -> str:
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ""  # whoever runs the file says it
-    names = {alias.asname or alias.name.partition(".")[0] for alias in _nodes(tree, ast.alias)}
-    names |= {node.id for node in _nodes(tree, ast.Name) if isinstance(node.ctx, ast.Store)}
-    names |= {node.name for node in _nodes(tree, ast.FunctionDef)} | {node.name for node in _nodes(tree, ast.ClassDef)}
-    names |= {node.name for node in _nodes(tree, ast.AsyncFunctionDef)}
+    names = {found for node in ast.walk(tree) if (found := _given(node))}
     if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
         return ""
-    outer = [getattr(node, "name", None) for node in tree.body]
-    outer += [getattr(each, "id", None) for node in tree.body for each in getattr(node, "targets", ())]
-    known = [each for each in outer if each]
+    outer = (each for node in tree.body for each in (node, *getattr(node, "targets", ())))
+    known = [found for each in outer if (found := _given(each))]
     return unknown("name", name, known) if known else ""
 
 
-def _nodes(tree: ast.AST, kind: type[N]) -> Iterator[N]:
-    return (node for node in ast.walk(tree) if isinstance(node, kind))
+def _given(node: ast.AST) -> str | None:
+    """Return the name that a part of a program gives to something; None where it gives none."""
+    match node:
+        case ast.alias(name=name, asname=other):
+            return other or name.partition(".")[0]
+        case ast.Name(id=name, ctx=ast.Store()):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+    return None
 
 
 @contextmanager

@@ -256,10 +256,10 @@ _OPTION = re.compile(
 _BUILDER = re.compile(
     r"\\?\{ ?([a-z]) ?(?:\\in ?\\mathbb ?\{?R\}? ?)?(?:[:|]|\\(?:mid|vert)(?![a-z])) ?(?=[^{}|]*\1)([^{}|]+?)\\?\}"
 )
-_UNIT_AT_END = re.compile(
-    r"(?<=[\w)}\]])(?:\\[,; ]|\s|~)*(?:\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]{1,40})\}|(?<=\s)([a-z]{2,20}))"
-    r"(\s?\^\s?\{?[23]\}?)?[\s.$]*$"
-)
+_GAP, _UNIT_IN_TEX = r"(?<=[\w)}\]])(?:\\[,; ]|\s|~)*", r"\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]{1,40})\}"
+_POWER = r"(\s?\^\s?\{?[23]\}?)?"
+_UNIT_AT_END = re.compile(rf"{_GAP}(?:{_UNIT_IN_TEX}|(?<=\s)([a-z]{{2,20}})){_POWER}[\s.$]*$")
+_UNIT_BEFORE_END = re.compile(rf"{_GAP}{_UNIT_IN_TEX}{_POWER}(?=[\s.]*(?:\$|\\[)\]]))")
 _ONE_SIDED = re.compile(r"[<>]|\\(?:[lg]e|[lg]eq|[lg]eqslant|[lgn]t|neq?)(?![a-zA-Z])")
 _OPENING, _CLOSING = "([{", ")]}"
 _MOST_PARTS, _MOST_BRACKETS = 200, 50
@@ -344,6 +344,15 @@ def without_unit(text: str) -> tuple[str | None, str]:
         return None, text
     unit = unit_of(f" {(found[1] or found[2]).strip()}{found[3] or ''}", is_known=bool(found[2]))
     return (unit, text[: found.start()].lstrip("$ ")) if unit else (None, text)
+
+
+def without_units(text: str) -> str:
+    r"""Return a text without the units, set as text, that end its formulas.
+
+    >>> without_units(r"It is $12\pi \text{ cm}^2$, for $x \text{ in } A$.")
+    'It is $12\\pi$, for $x \\text{ in } A$.'
+    """
+    return _UNIT_BEFORE_END.sub(lambda found: "" if without_unit(f"1{found[0]}")[0] else found[0], text)
 
 
 def readable(text: str) -> str:

@@ -6,17 +6,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gnomon.core.optional import import_optional
-from gnomon.rewards.answers import final_answer, last_boxed, readable, same_answer, squeezed, without_unit
+from gnomon.rewards.answers import (
+    final_answer,
+    last_boxed,
+    readable,
+    same_answer,
+    squeezed,
+    without_unit,
+    without_units,
+)
 from gnomon.rewards.base import Sample, Verifier, VerifierError, text_column
 from gnomon.rewards.exact import boxed_answer
 from gnomon.rewards.numbers import choose_number, find_numbers, parse_number
 
 _MARKED = re.compile(r"(?<![\\$])\$[^$]+(?<!\\)\$|\\\(.+\\\)|\\\[.+\\\]", re.DOTALL)
 _WHOLE = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\().)+\\\)|\\\[(?:(?!\\\[).)+\\\])\.?\s*", re.DOTALL)
-_UNIT_IN_TEX = re.compile(
-    r"(?<=[\w)}\]])(?:\\[,; ]|\s|~)*\\(?:text|textrm|mathrm|mbox)\s?\{[^{}]{1,40}\}"
-    r"(?:\s?\^\s?\{?[23]\}?)?(?=[\s.]*(?:\$|\\[)\]]))"
-)
 _HUGE = re.compile(
     r"(?:\^|\*\*)\s?\{?\s?[0-9]{6}|(?:(?:\^|\*\*)[\s{(]{0,4}[0-9]+[\s})]{0,4}){2}|[0-9]{6}\s?!|[0-9]\s?!\s?!|"
     r"[0-9][eE][-+]?[0-9]{4}|[0-9]{2000}"
@@ -65,7 +69,7 @@ class Mathematics(Verifier):
                 return float(same)
         if _HUGE.search(text) or _HUGE.search(sample.completion if found is None else found):
             return float(gold is not None and found is not None and squeezed(found) == squeezed(gold))
-        read = _parsed_answer(text if gold is None else f"\\boxed{{{readable(without_unit(gold)[1])}}}")
+        read = _parsed_answer(_asked(gold, text))
         if not read:
             raise VerifierError(f"math-verify cannot read column '{self.column}': {text[-80:]!r}")
         if gold is not None and found is not None and same_answer(found, gold):
@@ -111,15 +115,15 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
         if same is not None:
             last, number = choose_number(completion, "last"), parse_number(found[-1])
             if number is not None and number.value not in [each.value for each in find_numbers(completion)]:
-                return float(
-                    last is not None and same_answer(last.text, said) is True
-                )  # the 5 of minus 5, of 5 million
+                # The 5 of minus 5, of 5 million.
+                return float(last is not None and same_answer(last.text, said) is True)
             return float(same and (last is not None or not found[-1].strip(" .").isdigit()))
     return float(verify(list(gold), list(found), allow_set_relation_comp=True, timeout_seconds=None))
 
 
-def _asked(boxed: str | None, completion: str) -> str:
-    return completion if boxed is None else f"\\boxed{{{readable(without_unit(boxed)[1])}}}"
+def _asked(boxed: str | None, whole: str) -> str:
+    """Return what math-verify reads: the content of a box without its unit, or the whole text where there is none."""
+    return whole if boxed is None else f"\\boxed{{{readable(without_unit(boxed)[1])}}}"
 
 
 def _content(text: str) -> str | None:
@@ -163,8 +167,8 @@ def _read(text: str) -> tuple[Any, ...]:
                 return found
         return found.xreplace({number: Rational(str(number)) for number in found.atoms(Float)})
 
-    # Units come off before (without_unit): math-verify would take the h of \pi r^2 h for hours.
+    # Units come off before: math-verify would take the h of \pi r^2 h for hours.
     latex = LatexExtractionConfig()
     latex = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
-    text = _UNIT_IN_TEX.sub(lambda match: match[0] if without_unit(f"1{match[0]}")[0] is None else "", text)
+    text = without_units(text)
     return tuple(map(exactly, parse(text, (latex, ExprExtractionConfig()), parsing_timeout=None)))
