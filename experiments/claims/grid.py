@@ -21,13 +21,15 @@ from gnomon.analysis.compare.records import read_trained
 from gnomon.analysis.compare.run import ComparisonJob, RunLimit, cores, run_jobs
 from gnomon.analysis.compare.statistics import contrast, mean_over
 from gnomon.analysis.plan import make_plan
+from gnomon.config.experiment import to_toml
 from gnomon.config.reading import read
-from gnomon.core.atomic_files import real_path, write_durably, write_json
+from gnomon.core.atomic_files import real_path, remove_tree, write_durably, write_json
 from gnomon.core.errors import ConfigError, GnomonError, RunError, Stopped, UserError, unknown
 from gnomon.core.statistics import SIGNIFICANCE, holm, in_words
 from gnomon.core.svg import Series, chart, write_svg
 from gnomon.models.size import model_size
 from gnomon.records.console import Console
+from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord, column
 from gnomon.training.api import checked, is_finished
 from gnomon.training.resolve import resolve
@@ -164,7 +166,7 @@ class Grid:
 
     def _scores(self, run: GridRun, folder: Path) -> Mapping[str, float]:
         job = self.job(run, folder)
-        if not is_finished(job.folder, job.experiment()):
+        if not _is_done(job):
             return {}
         return read_trained(run.arm, run.seed, job.folder).scores
 
@@ -205,8 +207,9 @@ class Grid:
             self._train([self.job(run, folder) for run in self.runs(cell, tasks, rates)], workers, console)
 
     def _train(self, jobs: Sequence[ComparisonJob], workers: int, console: Console) -> None:
+        left = [job for job in jobs if not _is_done(job)]
         try:
-            run_jobs(jobs, workers, console)
+            run_jobs(left, workers, console, _done) if left else None
         except Stopped:
             raise
         except RunError as error:
@@ -262,6 +265,19 @@ class Grid:
         }
         means = {name: statistics.fmean(values) if values else None for name, values in more.items()}
         return GridScore(cell, arm, rate, len(seeds), float(table.mean()), interval.low, interval.high, **means)
+
+
+def _done(job: ComparisonJob) -> None:
+    """Keep the records of a run that has ended, and none of its checkpoints (gigabytes), which nothing reads again."""
+    write_durably(job.file_with(".done"), to_toml(job.experiment()).encode())
+    remove_tree(RunDirectory(job.folder).checkpoints, ".removed-checkpoints")
+
+
+def _is_done(job: ComparisonJob) -> bool:
+    """Whether this experiment's run has ended: its mark says so, or its last checkpoint."""
+    mark, experiment = job.file_with(".done"), job.experiment()
+    ended = mark.exists() and mark.read_text(encoding="utf-8") == to_toml(experiment)
+    return ended or is_finished(job.folder, experiment)
 
 
 def best_rate(by_rate: Mapping[float, Sequence[float]]) -> float:

@@ -1,4 +1,4 @@
-"""The headlines of four papers on SmolLM2-135M, eight grids at equal tokens.
+"""The headlines of four papers on SmolLM2-135M, nine grids at equal tokens.
 
     python -m experiments.headlines.study spo --cost
     python -m experiments.headlines.study spo [--workers 2]
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.grid import Grid, main
-from experiments.losses.study import PRIOR, STALE, TASKS, preset
+from experiments.losses.study import PRIOR, SMALL, STALE, TASKS, preset
 
 RATES = (1e-5, 3e-5, 1e-4)
 FOUR = "algorithm.updates.minibatches=4"
@@ -41,6 +41,14 @@ GRIDS = {
         tasks={"basic_arithmetic": TASKS["basic_arithmetic"]},
         pilots=(1000,),
         tokens=16_000,
+    ),
+    "quick": grid(
+        "Five losses on the quickstart's sums",
+        named("grpo", "dapo", "gspo", "p3o", "spo"),
+        {"equal tokens": ()},
+        tasks={"one-digit sums": SMALL},
+        pilots=(1000,),
+        tokens=24_000,
     ),
     "spo": grid(
         "SPO against methods with groups",

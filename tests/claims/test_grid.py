@@ -96,7 +96,10 @@ def test_unknown_names_are_refused(arguments: list[str], tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_a_grid_runs_to_its_page_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Baseline, rates, and runs that count on tiny; the same command trains nothing again and writes the same page."""
+    """Baseline, rates, and runs that count on tiny; the same command trains nothing again and writes the same page.
+
+    Of a run that has ended its records stay, and none of its checkpoints.
+    """
     (tmp_path / "README.md").write_text(f"{BEGIN}{END}\n")
     arguments = ["small", "--work", str(tmp_path / "work"), "--workers", "2"]
     assert main({"small": SMALL}, tmp_path, [*arguments, "--cost"]) == 0
@@ -108,6 +111,8 @@ def test_a_grid_runs_to_its_page_and_goes_on(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
 
     assert len(written) == 9
+    assert len([*(tmp_path / "work").rglob("*.done")]) == 9
+    assert not [*(tmp_path / "work").rglob("*.safetensors")]
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert (tmp_path / "README.md").read_text() == page
     assert "of 1 pairs differ" in page

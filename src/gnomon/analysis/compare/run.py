@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,7 +118,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> dict[str, Path]:
+def run_jobs(
+    jobs: Sequence[ComparisonJob],
+    workers: int,
+    console: Console,
+    finished: Callable[[ComparisonJob], object] = lambda job: None,
+) -> dict[str, Path]:
     """Train all jobs to their end.
 
     Finished runs are skipped and interrupted runs are resumed, so the same call again does the rest. A failed run does
@@ -129,6 +134,7 @@ def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> d
         jobs: The runs.
         workers: Runs at a time. Each process gets an equal share of the cores, at most ``OMP_NUM_THREADS``.
         console: For progress and warnings.
+        finished: Called with each job whose run has just ended well.
 
     Returns:
         Job name to run directory.
@@ -157,9 +163,11 @@ def run_jobs(jobs: Sequence[ComparisonJob], workers: int, console: Console) -> d
                 left = []
                 worker_group.ask_to_end()
             time.sleep(_LOOK_SECONDS)
-            for said in worker_group.collect():
+            for job, said in worker_group.collect():
                 phase.advance()
-                if said and not stop.signal:
+                if not said:
+                    finished(job)
+                elif not stop.signal:
                     console.warn(said)
     if stop.signal:
         raise Stopped("stopped, and every run that was at work saved; the same command goes on", stop.signal)
@@ -224,19 +232,19 @@ class _Jobs:
             )
         self.working.append(_Worker(job, program, began))
 
-    def collect(self) -> Iterator[str]:
-        """Yield one text for each process that has ended since the last call: a warning, or "" for a finished run."""
+    def collect(self) -> Iterator[tuple[ComparisonJob, str]]:
+        """Yield each job whose process has ended since the last call, with a warning, or "" for a finished run."""
         for worker in [w for w in self.working if w.program.poll() is not None]:
             self.working.remove(worker)
             _close(worker.program.stdin)
             code = worker.program.returncode
             if code == 0:
-                yield ""
+                yield worker.job, ""
                 continue
             self.failed[worker.job.name] = (
                 f"{_ending(code)}:\n{worker.last_lines()}\n    ({worker.job.file_with('.log')})"
             )
-            yield f"{worker.job.name} {_ending(code)}; the others go on"
+            yield worker.job, f"{worker.job.name} {_ending(code)}; the others go on"
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to every process, once."""
