@@ -25,7 +25,7 @@ from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.agent import AgentEndpoint, AgentRollout, AgentSession, PolicyTemplates, try_agent
 from gnomon.rollouts.collate import collate
-from gnomon.rollouts.env_workers import EnvWorkers
+from gnomon.rollouts.env_workers import EnvWorkerLost, EnvWorkers
 from gnomon.rollouts.metrics import measure_turns
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.environment import EnvironmentConfig
@@ -115,11 +115,14 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    engine: Parrot, plan: EnvironmentConfig = PLAN, sampling: Sampling = SAMPLING
+    engine: Parrot,
+    plan: EnvironmentConfig = PLAN,
+    sampling: Sampling = SAMPLING,
+    templates: PolicyTemplates | None = None,
 ) -> AsyncIterator[Served]:
     """Answer one rollout's calls in this process."""
     async with AgentEndpoint() as endpoint:
-        policy = AgentRollout(engine, endpoint, None, TEMPLATES, plan, refused)  # type: ignore[arg-type]
+        policy = AgentRollout(engine, endpoint, None, templates or TEMPLATES, plan, refused)  # type: ignore[arg-type]
         session = AgentSession(policy, partial(draw_key, 0, 0, "t", 0), sampling)
         with endpoint.open(session) as variables:
             yield Served(session, variables)
@@ -623,14 +626,18 @@ class Graded:
 
 
 def played(
-    plan: EnvironmentConfig, tasks: Sequence[Task], engine: Parrot | None = None, graded: Graded | None = None
+    plan: EnvironmentConfig,
+    tasks: Sequence[Task],
+    engine: Parrot | None = None,
+    graded: Graded | None = None,
+    templates: PolicyTemplates = TEMPLATES,
 ) -> list[Rollout]:
     """One rollout of each task, at once."""
 
     async def body() -> list[Rollout]:
         policy, judge = engine or Parrot([say("4")]), graded or Graded()
         async with AgentEndpoint() as endpoint, EnvWorkers(plan) as hosts:
-            agent = AgentRollout(policy, endpoint, None if plan.server else hosts, TEMPLATES, plan, refused)  # type: ignore
+            agent = AgentRollout(policy, endpoint, None if plan.server else hosts, templates, plan, refused)  # type: ignore
             asking = Rollouter(policy, judge, TEMPLATES.tokenizer.decode, SAMPLING, 1, 7, agent)  # type: ignore
             groups = await asyncio.gather(*(asking.run_group(task, 3, RolloutTimer()) for task in tasks))
         return [group.rollouts[0] for group in groups]
@@ -739,6 +746,34 @@ def test_an_engine_that_fails_ends_the_run(mine: Path):
     plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile")
     with pytest.raises(EngineError, match="the engine is gone"):
         played(plan, [task_of(code="say(); quietly(say); time.sleep(1000)")], engine)
+
+
+@pytest.mark.parametrize("cause", ["OSError: [Errno 24] too many open files (test_agent.py", "CancelledError"])
+def test_an_endpoint_that_fails_is_no_agent_s_doing(mine: Path, cause: str):
+    """The client is told with status 500; the rollout is played again, and is an error with the cause, never graded.
+
+    So it is with an error of the operating system, which is none of the connection, and a task that something ended.
+    """
+
+    def opened(ids: Sequence[int]) -> str:
+        raise asyncio.CancelledError if cause == "CancelledError" else OSError(24, "too many open files")
+
+    broken = replace(TEMPLATES, opening=opened)
+
+    async def body() -> str:
+        async with serving(Parrot([say("4")]), templates=broken) as served, served.openai as client:
+            with pytest.raises(openai.InternalServerError) as raised:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+            with pytest.raises(EnvWorkerLost):
+                served.session.close()
+            return str(raised.value)
+
+    assert f"gnomon's endpoint failed: {cause}" in run(body())
+    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile")
+    [rollout] = played(plan, [task_of(code="quietly(say); return 1.0")], templates=broken)
+    assert rollout.grade.reward is None
+    assert f"gnomon's endpoint failed: {cause}" in str(rollout.grade.error)
+    assert str(rollout.grade.error).endswith("3 times")
 
 
 def test_an_agent_is_tried_before_a_model_loads(mine: Path):

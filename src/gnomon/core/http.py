@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import json
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
@@ -99,9 +101,9 @@ def _body(text: bytes) -> dict[str, Any]:
     return said
 
 
-async def reply(writer: asyncio.StreamWriter, status: HTTPStatus, body: Any) -> None:
-    """Send one reply; a text is a stream of events (SSE), anything else JSON."""
-    await _send(writer, f"HTTP/1.1 {status.value} {status.phrase}", {}, body)
+def _reply(status: HTTPStatus, body: Any) -> bytes:
+    """Return one reply; a text is a stream of events (SSE), anything else JSON."""
+    return _message(f"HTTP/1.1 {status.value} {status.phrase}", {}, body)
 
 
 async def exchange(host: str, port: int, path: str, key: str, body: Any) -> tuple[int, Any]:
@@ -114,7 +116,7 @@ async def exchange(host: str, port: int, path: str, key: str, body: Any) -> tupl
     reader, writer = await asyncio.open_connection(host, port)
     try:
         headers = {"Host": f"{host}:{port}", "Authorization": f"Bearer {key}"}
-        await _send(writer, f"POST {path} HTTP/1.1", headers, body)
+        await _send(writer, _message(f"POST {path} HTTP/1.1", headers, body))
         heard = await hear(reader)
     finally:
         writer.close()
@@ -123,13 +125,24 @@ async def exchange(host: str, port: int, path: str, key: str, body: Any) -> tupl
     return int(heard.first[1]), heard.body
 
 
-async def _send(writer: asyncio.StreamWriter, first: str, headers: Mapping[str, str], body: Any) -> None:
+def _message(first: str, headers: Mapping[str, str], body: Any) -> bytes:
     kind = "text/event-stream" if isinstance(body, str) else "application/json"
     text = (body if isinstance(body, str) else json.dumps(body)).encode()
     every = {**headers, "Content-Type": kind, "Content-Length": str(len(text)), "Connection": "close"}
     head = "".join(f"{line}\r\n" for line in (first, *(f"{name}: {value}" for name, value in every.items())))
-    writer.write(head.encode("latin-1") + b"\r\n" + text)
+    return head.encode("latin-1") + b"\r\n" + text
+
+
+async def _send(writer: asyncio.StreamWriter, message: bytes) -> None:
+    writer.write(message)
     await writer.drain()
+
+
+def described(error: BaseException) -> str:
+    """Return an error that nothing foresaw with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 @dataclass
@@ -144,6 +157,8 @@ class LoopbackServer:
         admit: Gets path and headers, and returns what answers the body; raises `Refused`.
         let_go: Is told of what was admitted once its connection is over, answered or not.
         misread: Makes the body of the reply to what is no request, from the reason.
+        failed: Is told of an error that nothing foresaw, with what was admitted if the key was right, and makes the
+            body of the reply, whose status is 500.
         most_bytes: Of a body.
     """
 
@@ -151,6 +166,7 @@ class LoopbackServer:
     let_go: Callable[[Answer], None] = lambda answer: None
     misread: Callable[[str], Any] = lambda reason: {"error": f"not understood: {reason}"}
     most_bytes: int = MOST_BYTES
+    failed: Callable[[Answer | None, BaseException], Any] = lambda answer, error: {"error": described(error)}
     _meetings: set["asyncio.Future[None]"] = field(default_factory=set, init=False)
     _strangers: dict[asyncio.StreamWriter, None] = field(default_factory=dict, init=False)
 
@@ -193,10 +209,10 @@ class LoopbackServer:
             async with asyncio.timeout(_STRANGER_SECONDS) as deadline:
                 heard = await hear(reader, partial(self._check, writer, deadline, admitted), self.most_bytes)
         except Refused as error:
-            await reply(writer, error.status, error.body)
+            await _send(writer, _reply(error.status, error.body))
             return
-        except ValueError as error:
-            await reply(writer, HTTPStatus.BAD_REQUEST, self.misread(str(error)))
+        except WireError as error:
+            await _send(writer, _reply(HTTPStatus.BAD_REQUEST, self.misread(str(error))))
             return
         answering = asyncio.ensure_future(admitted[0](heard.body))
         hanging_up = asyncio.ensure_future(reader.read(1))
@@ -204,10 +220,16 @@ class LoopbackServer:
             await asyncio.wait({answering, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 async with asyncio.timeout(_BODY_SECONDS):
-                    await reply(writer, *answering.result())
+                    await _send(writer, self._replied(admitted[0], answering))
         finally:
             answering.cancel()
             hanging_up.cancel()
+
+    def _replied(self, answer: Answer, answering: "asyncio.Future[tuple[HTTPStatus, Any]]") -> bytes:
+        try:
+            return _reply(*answering.result())
+        except (Exception, asyncio.CancelledError) as error:
+            return _reply(HTTPStatus.INTERNAL_SERVER_ERROR, self.failed(answer, error))
 
     def _check(
         self,
@@ -218,6 +240,11 @@ class LoopbackServer:
         headers: Mapping[str, str],
     ) -> None:
         """Check the key, and give a caller with the key time for a body."""
-        admitted.append(self.admit(path, headers))
+        try:
+            admitted.append(self.admit(path, headers))
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, self.failed(None, error)) from error
         self._strangers.pop(writer, None)
         deadline.reschedule(asyncio.get_running_loop().time() + _BODY_SECONDS)

@@ -24,7 +24,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError, DatasetError
-from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, exchange
+from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, described, exchange
 from gnomon.core.progress import working
 from gnomon.core.sections import GrammarConfig
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Message, Task
@@ -247,6 +247,15 @@ class AgentSession:
             generating.cancel()
         if self.over.done():
             self.over.result()
+
+    def fail(self, why: str) -> str:
+        """End the rollout for an error of this process, which is no agent's and is played again; return what to say."""
+        if self._is_over:
+            return "this rollout has ended"
+        self._is_over, said = True, f"called the policy, and gnomon's endpoint failed: {why}"
+        if not self.over.done():
+            self.over.set_exception(EnvWorkerLost(said))
+        return f"it {said}"
 
     def clock(self) -> None:
         """Count what the agent did behind its latest answer among that answer's seconds."""
@@ -487,7 +496,7 @@ class AgentEndpoint:
         self._sessions: dict[str, AgentSession] = {}
         self._ended: dict[str, str] = {}
         self._nobody = secrets.token_urlsafe(24)
-        self._server = LoopbackServer(self._admit, self._let_go, _flat, _MOST_BYTES)
+        self._server = LoopbackServer(self._admit, self._let_go, _flat, _MOST_BYTES, self._failed)
         self._admitted: dict[Answer, AgentSession] = {}
 
     async def __aenter__(self) -> Self:
@@ -536,9 +545,20 @@ class AgentEndpoint:
             raise Refused(HTTPStatus.UNAUTHORIZED, _flat("wrong key or address; both are a rollout's own"))
         if session is None:
             raise Refused(HTTPStatus.GONE, _flat("this rollout has ended"))
-        answer = session.admit(headers[":method"], f"/{rest}")
+        try:
+            answer = session.admit(headers[":method"], f"/{rest}")
+        except Refused:
+            raise
+        except Exception as error:
+            why = session.fail(described(error))
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, _flat(why)) from error
         self._admitted[answer] = session
         return answer
+
+    def _failed(self, answer: Answer | None, error: BaseException) -> dict[str, Any]:
+        """End the rollout whose call could not be answered; a caller without its key ends none."""
+        why = described(error)
+        return _flat(why if answer is None else self._admitted[answer].fail(why))
 
     def _let_go(self, answer: Answer) -> None:
         self._admitted.pop(answer).let_go(answer)
