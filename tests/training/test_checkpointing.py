@@ -1,9 +1,11 @@
 """What a run saves, and what it refuses to start without."""
 
+import asyncio
 import errno
 import io
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from gnomon.config.experiment import load
 from gnomon.core import failpoints
 from gnomon.core.errors import CheckpointError, ConfigError, Stopped
 from gnomon.core.metrics import Metrics
-from gnomon.core.types import Grade, State, Stateful, Task
+from gnomon.core.types import Batch, Grade, State, Stateful, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.pool import EnginePool
 from gnomon.engines.scripted import ScriptedEngine
@@ -31,7 +33,9 @@ from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.checkpoints import load as load_checkpoint
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines, read_rows
+from gnomon.records.rollouts import RolloutLog
 from gnomon.rewards.base import Sample
+from gnomon.rollouts.collate import collate
 from gnomon.rollouts.curriculum.samplers import UniformCurriculum
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
@@ -39,6 +43,7 @@ from gnomon.training.api import resume, train_experiment
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, restore
 from gnomon.training.run import Components, Progress, Run, Schedule, StopRequest
 from gnomon.training.run_logger import RunLogger
+from gnomon.training.train_loop import train
 
 STEPS = 4
 QUICK = [
@@ -307,3 +312,36 @@ def test_a_state_of_another_form_is_one_error_of_ours(tmp_path: Path, built: Bui
 
     with pytest.raises(CheckpointError, match=r"the part \w+ in .*step-1 is not what this version of gnomon writes"):
         restore(parts, CheckpointRef(tmp_path / "step-1", 1))
+
+
+@dataclass
+class Held(RolloutLog):
+    """A record whose first step is written no earlier than the second step has its answers."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    was_in_time: list[bool] = field(default_factory=list)
+
+    def write(self, step: int, *told: Any) -> None:
+        self.was_in_time.append(self.asked.wait(60))
+        super().write(step, *told)
+
+
+def test_a_step_goes_on_while_the_one_before_is_written_down(built: Built, tmp_path: Path):
+    """The second step begins first; a checkpoint comes after the record of its step."""
+    run, _ = built
+    held, saved = Held(tmp_path / "rollouts"), []
+
+    def collated(groups: Any, *how: Any) -> Batch:
+        if run.components.learner.version == 1:
+            held.asked.set()
+        return collate(groups, *how)
+
+    run.components.collate = collated
+    run.progress.logger.rollouts, run.progress.logger.recorder = held, Background(what="the record of the step")
+    run.schedule.steps = 2
+    run.schedule.save = lambda step, _: saved.append([step, *sorted(p.name for p in held.directory.iterdir())])
+    with run.progress.logger.recorder:
+        asyncio.run(train(run))
+
+    assert held.was_in_time == [True, True]
+    assert saved == [[2, "step-000001.jsonl", "step-000002.jsonl"]]

@@ -22,11 +22,13 @@ class Background:
 
     Args:
         is_asynchronous: Whether a thread does the work; otherwise the caller does it.
+        what: Is written, in words.
     """
 
-    def __init__(self, is_asynchronous: bool = True) -> None:
+    def __init__(self, is_asynchronous: bool = True, what: str = "the checkpoint") -> None:
         self.is_asynchronous = is_asynchronous
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=give_way)
+        self._what = f"waiting until {what} is on the disk"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=what, initializer=give_way)
         self._under_way: Future[float] | None = None
         self._waited = self._worked = 0.0
 
@@ -64,7 +66,7 @@ class Background:
             return
         began = time.perf_counter()
         try:
-            with working("waiting until the checkpoint is on the disk"):
+            with working(self._what):
                 self._worked += under_way.result()
         finally:
             self._waited += time.perf_counter() - began
@@ -81,7 +83,7 @@ class Background:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with working("waiting until the checkpoint is on the disk"):
+        with working(self._what):
             self._thread.shutdown(wait=True)
         if error is None or isinstance(error, Stopped | DiagnosedError):
             self.settle()

@@ -2,12 +2,14 @@
 
 import json
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import pydantic_core
 import torch
 from torch import Tensor
 
@@ -65,6 +67,8 @@ class TokenStats:
 def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | None = None) -> Iterator[dict[str, Any]]:
     """Yield the fields of each rollout's line, in order; no field for a rollout that ``batch`` has no row of.
 
+    What is not finite stays so here, and is null in the file.
+
     A row belongs to the rollout with its task id and its tokens, whatever the order of rows.
 
     Args:
@@ -87,15 +91,15 @@ def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | No
             yield {}
             continue
         length = len(rollout.response)
-        fields: dict[str, Any] = {name: _finite(lists[row][:length]) for name, lists in matrices.items()}
+        fields: dict[str, Any] = {name: lists[row][:length] for name, lists in matrices.items()}
         if advantages is not None and is_trained[row]:
             one = advantages[row]
-            fields["advantages"] = _finite(one[:length]) if isinstance(one, list) else _finite([one])[0]
+            fields["advantages"] = one[:length] if isinstance(one, list) else one
         if baseline is not None:
-            fields["baseline"] = _finite([baseline[row]])[0]
+            fields["baseline"] = baseline[row]
         if row in looked:
             proximal, entropy = looked[row]
-            fields = {"proximal": _finite(proximal[:length])} | fields | {"entropy": _finite(entropy[:length])}
+            fields = {"proximal": proximal[:length]} | fields | {"entropy": entropy[:length]}
         yield fields
 
 
@@ -103,13 +107,13 @@ def _rows_of(batch: Batch, rollouts: Sequence[Rollout]) -> list[int | None]:
     """Return the row of each rollout, None where the batch has none."""
     if len(batch.task_ids) != len(batch):
         raise ConfigError("a batch without task ids cannot be recorded beside its rollouts")
-    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    pairs = zip(batch.task_ids, batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
+    rows: dict[tuple[str, bytes], list[int]] = {}
+    pairs = zip(batch.task_ids, batch.tokens.long().cpu().numpy(), batch.lengths.tolist(), strict=True)
     for row, (task_id, tokens, length) in enumerate(pairs):
-        rows.setdefault((task_id, tuple(tokens[:length])), []).append(row)
+        rows.setdefault((task_id, tokens[:length].tobytes()), []).append(row)
     found: list[int | None] = []
     for rollout in rollouts:
-        same = rows.get((rollout.task_id, rollout.prompt + rollout.response))
+        same = rows.get((rollout.task_id, array("q", rollout.prompt + rollout.response).tobytes()))
         found.append(same.pop(0) if same else None)
     strange = [task_id for (task_id, _), left in rows.items() for _ in left]
     if strange:
@@ -168,10 +172,6 @@ def _advantages(advantages: Tensor, mask: Tensor) -> list[float | list[float]]:
 def _rows(matrix: Tensor) -> list[Any]:
     rows: list[Any] = torch.round(matrix.detach().double(), decimals=DECIMALS).tolist()
     return rows
-
-
-def _finite(values: Sequence[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,7 @@ class RolloutLog:
             for rollout in group.rollouts
             for place, segment in enumerate(rollout.rows)
         ]
-        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in redacted(rows))
-        content = "".join(lines).encode(errors="backslashreplace")
+        content = b"".join(_line(row) for row in redacted(rows))
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_durably(self.directory / f"step-{step:06d}.jsonl", content, is_synced=False)
@@ -323,28 +322,28 @@ def _row(rollout: Rollout) -> dict[str, Any]:
     row = {
         "task_id": rollout.task_id,
         "text": rollout.text,
-        "reward": _number(rollout.grade.reward),
+        "reward": rollout.grade.reward,
         "error": rollout.grade.error,
-        "parts": {name: _number(value) for name, value in rollout.grade.parts.items()},
+        "parts": dict(rollout.grade.parts),
         "answer": rollout.grade.answer,
         "stop": rollout.stop,
         "oldest_version": rollout.oldest_version,
         "newest_version": rollout.newest_version,
-        "prompt": list(rollout.prompt),
-        "response": list(rollout.response),
-        "logprobs": [_number(value) for value in rollout.logprobs],
+        "prompt": rollout.prompt,
+        "response": rollout.response,
+        "logprobs": rollout.logprobs,
     }
     if not all(rollout.mask):
         row["mask"] = [int(chosen) for chosen in rollout.mask]
     if rollout.full_logprobs != rollout.logprobs:
-        row["full_logprobs"] = [_number(value) for value in rollout.full_logprobs]
+        row["full_logprobs"] = rollout.full_logprobs
     if rollout.ending is not None:
         ending = rollout.ending
         row |= {"turns": ending.turns, "ended_by": ending.by, "cause": ending.cause}
     if rollout.turn_ends:
-        row |= {"turn_ends": list(rollout.turn_ends), "turn_rewards": [_number(r) for r in rollout.turn_rewards]}
+        row |= {"turn_ends": rollout.turn_ends, "turn_rewards": rollout.turn_rewards}
     if rollout.turn_seconds:
-        row |= {"turn_seconds": [_number(round(s, 3)) for s in rollout.turn_seconds]}
+        row |= {"turn_seconds": [round(s, 3) for s in rollout.turn_seconds]}
     return row | {"role": rollout.role} if rollout.role else row
 
 
@@ -372,8 +371,13 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _number(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
+def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line of JSON: null for what is not finite, an escape for half of a surrogate pair."""
+    try:
+        return pydantic_core.to_json(row, inf_nan_mode="null") + b"\n"
+    except pydantic_core.PydanticSerializationError:
+        finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        return json.dumps(finite).encode() + b"\n"
 
 
 def _floats(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -183,6 +183,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
 
         logger = _logger(session, 0 if found is None else found.step, serving)
         stack.callback(logger.close)
+        stack.enter_context(logger.recorder)
         guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
@@ -587,6 +588,7 @@ def _logger(session: TrainingContext, step: int, serving: Callable[[], Metrics])
         diagnosis=live_diagnosis(session.directory, experiment.doctor, session.console.warn),
         callbacks=session.callbacks,
         supervised=_supervised(session),
+        recorder=Background(what="the record of the step"),
     )
 
 

@@ -281,6 +281,7 @@ class Run:
             is_best = await self.evaluate(done)
         reason, stops = self.progress.logger.reason_to_stop, self.is_stopping
         if is_end or is_best or stops or reason or _is_due(done, self.schedule.checkpoint_every):
+            self.progress.logger.recorder.settle()
             self.schedule.save(done, is_best)
         if stops and not is_end:
             raise Stopped(f"stopped after step {done} of {self.schedule.steps}, and saved", self.progress.stop.signal)

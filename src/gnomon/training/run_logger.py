@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, zip_longest
 from shlex import quote
 from typing import Any
@@ -22,6 +23,7 @@ from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.diagnosis.recorded import groups_of, replay
 from gnomon.diagnosis.text_metrics import measure_answers
 from gnomon.learner.base import Learner
+from gnomon.records.background import Background
 from gnomon.records.batches import BatchLog
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -281,6 +283,8 @@ class RunLogger:
         diagnosis: Looks at all of it, None when it is not wanted.
         callbacks: A program's own functions, called last.
         supervised: Measures the loss where the dataset's own answers are trained on, None elsewhere.
+        recorder: Writes rollouts and batches while the next step goes on: a step of 512 answers of 8,192 tokens has
+            100 MB and more.
     """
 
     console: Console
@@ -294,6 +298,7 @@ class RunLogger:
     diagnosis: LiveDiagnosis | None = None
     callbacks: Sequence[Callable[[FinishedStep], None]] = ()
     supervised: SupervisedMetrics | None = None
+    recorder: Background = field(default_factory=lambda: Background(is_asynchronous=False))
     _is_warned: bool = False
 
     def write(self, step: int, metrics: Metrics, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
@@ -311,15 +316,13 @@ class RunLogger:
         for sink in self.sinks:
             sink.write(step, values)
         reach("record")
-        if self.rollouts is not None:
-            self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
-        if self.batches is not None:
-            self.batches.write(step, batch)
+        self.recorder.begin(partial(self._record, step, finished, batch, seen))
         self.console.step(step, values)
         self._warn_of_failures(finished)
         if self.diagnosis is not None:
             self.diagnosis.observe(step, values, finished.generated)
         if self.callbacks:
+            self.recorder.settle()
             told = FinishedStep(step, values, tuple(r for group in finished.groups for r in group.rollouts))
             for callback in self.callbacks:
                 try:
@@ -327,6 +330,12 @@ class RunLogger:
                         callback(told)
                 except Misbehaved as error:
                     raise RunError(str(error)) from error
+
+    def _record(self, step: int, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
+        if self.rollouts is not None:
+            self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
+        if self.batches is not None:
+            self.batches.write(step, batch)
 
     @property
     def reason_to_stop(self) -> str:
