@@ -9,8 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import pydantic_core
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from gnomon.core.atomic_files import open_plain, write_durably
@@ -319,7 +319,7 @@ def _check_types(row: Any) -> None:
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
-    row = {
+    row: dict[str, Any] = {
         "task_id": rollout.task_id,
         "text": rollout.text,
         "reward": rollout.grade.reward,
@@ -371,11 +371,14 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+_ROW = TypeAdapter(dict[str, Any], config=ConfigDict(ser_json_inf_nan="null"))
+
+
+def _line(row: dict[str, Any]) -> bytes:
     """Return a row as a line of JSON: null for what is not finite, an escape for half of a surrogate pair."""
     try:
-        return pydantic_core.to_json(row, inf_nan_mode="null") + b"\n"
-    except pydantic_core.PydanticSerializationError:
+        return _ROW.dump_json(row) + b"\n"
+    except ValueError:
         finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
         return json.dumps(finite).encode() + b"\n"
 
