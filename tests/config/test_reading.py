@@ -169,6 +169,50 @@ def test_a_wrong_setting_is_refused_by_the_names_alone(overrides: list[str], sai
         load("tiny", overrides)
 
 
+_OWN, _SERVER = {"use": "os:getcwd"}, {"kind": "agent", "server": "http://127.0.0.1:9/run"}
+_POLICY = {"kind": "judge", "url": "policy", "criteria": ["a"]}
+_JUDGE = {**_POLICY, "url": "http://127.0.0.1:9/v1", "judge": "m"}
+UNREAD: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("reference", {}, {"decay": 0.9}, {"model": "average"}),
+    ("reference", {}, {"precision": "bf16"}, {"model": "a/b"}),
+    ("reference", {}, {"trust_remote_code": True}, {"tasks": [{"task": "a", "model": "a/b"}]}),
+    ("reference", {}, {"success": 0.5}, {"model": "average", "prompt": "{question} {sibling}"}),
+    ("environment", _OWN, {"on_error": "reply"}, {"kind": "trl"}),
+    ("environment", _OWN, {"max_calls": 2}, {"kind": "agent"}),
+    ("environment", _OWN, {"max_prompt_tokens": 9}, {"kind": "agent"}),
+    ("environment", {"kind": "tools", "tools": ["os:getcwd"]}, {"sandbox": "none"}, {"tools": ["python"]}),
+    ("environment", {"kind": "tools", "tools": ["os:getcwd"]}, {"settings": {"a": 1}}, {"kind": "trl", **_OWN}),
+    ("environment", _SERVER, {"memory_gib": 1.0}, {"server": "", **_OWN}),
+    ("environment", _SERVER, {"variables": ["A"]}, {"server": "", **_OWN}),
+    ("environment", _SERVER, {"max_concurrent": 2}, {"server": "", "command": ["a"]}),
+    ("rewards", _POLICY, {"judge": "m"}, {"url": "http://127.0.0.1:9/v1"}),
+    ("rewards", _POLICY, {"variable": "A"}, _JUDGE),
+    ("rewards", _POLICY, {"timeout_seconds": 5.0}, _JUDGE),
+    ("rewards", _POLICY, {"attempts": 2}, _JUDGE),
+    ("rewards", {**_JUDGE, "attempts": 1}, {"pause_seconds": 2.0}, {"attempts": 2}),
+    ("rewards", _JUDGE, {"max_disagreement": 0.2}, {"votes": 2}),
+    ("rewards", _JUDGE, {"criterion_weights": [2.0]}, {"criteria": ["a", "b"], "criterion_weights": [2.0, 1.0]}),
+]
+
+
+@pytest.mark.parametrize(("place", "given", "unread", "needed"), UNREAD, ids=lambda each: str(each)[:20])
+def test_what_nothing_would_read_is_refused(
+    place: str, given: dict[str, Any], unread: dict[str, Any], needed: dict[str, Any]
+):
+    """By the names, without torch, as by the experiment, which says what to set for it; with that it is taken."""
+    base = {"model": "tiny", "task": "arithmetic", "algorithm": {"preset": "rloo"}, "rewards": ["numeric"]}
+
+    def said(table: dict[str, Any]) -> tuple[str, str]:
+        placed = {place: [table] if place == "rewards" else table}
+        source = {**base, **({"algorithm": {"preset": "rloo", **placed}} if place == "reference" else placed)}
+        return refused(check_names, source, ()), refused(load, source, ())
+
+    [name] = unread
+    for each in said({**given, **unread}):
+        assert re.search(rf"{name} = .* is read only with .*; set that, or leave {name} out", each), each
+    assert said({**given, **unread, **needed}) == ("", "")
+
+
 BOUNDS = """
 import json, sys
 from gnomon.config.reading import check_names, known_names, parse_override

@@ -235,7 +235,7 @@ def test_a_reply_that_drips_is_given_up():
                 time.sleep(0.01)
 
     with endpoint(lambda *_: (200, drip)) as at:
-        (found,) = asked(judge(at, attempts=1, timeout_seconds=0.1), "2")
+        (found,) = asked(judge(at, attempts=1, pause_seconds=1.0, timeout_seconds=0.1), "2")
     assert found.endswith("TimeoutError: no whole reply in 0.1 s")
 
 

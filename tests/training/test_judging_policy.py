@@ -36,7 +36,8 @@ def judged(run: Any) -> list[dict]:
 @pytest.mark.parametrize("over", ["answer", "group"])
 def test_the_policy_grades_its_own_answers_by_the_weights_of_each_step(model, tmp_path, over):
     """Every reply has the form and its weights' version, an equal run has equal replies, and rewards come from them."""
-    rewards = [{**JUDGE, "over": over, "votes": 2 if over == "group" else 1, "max_disagreement": 1.0}]
+    several: dict[str, Any] = {"votes": 2, "max_disagreement": 1.0} if over == "group" else {}
+    rewards = [{**JUDGE, "over": over, **several}]
 
     def run(name: str) -> Any:
         return gnomon.train(
@@ -84,7 +85,7 @@ def test_the_schema_of_a_reply_has_a_grade_for_each_criterion():
 
     assert (rows["minItems"], rows["maxItems"], rows["items"]["maximum"]) == (3, 3, 10)
     assert replace(judge, over="group", votes=2).schema(5)["properties"]["grades"]["minItems"] == 5
-    with pytest.raises(ConfigError, match="empty where the policy judges"):
+    with pytest.raises(ConfigError, match="read only with an endpoint"):
         replace(judge, variable="KEY")
     with pytest.raises(ConfigError, match="the name of the judging model"):
         RubricJudge("http://localhost/v1", criteria=("a",))

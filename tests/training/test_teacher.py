@@ -89,7 +89,6 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path):
     ("overrides", "said"),
     [
         ((), "first weights, which teach nothing; set algorithm.reference.model to another folder, run or model"),
-        (("algorithm.reference.decay=0.5",), "first weights, which teach nothing"),
         (("algorithm.reference.model=average",), "an average of the model's own weights, which teach nothing"),
         (("algorithm.reference.model=tiny",), "first weights, which teach nothing"),
         (("algorithm.reference.tasks=[{task='math', model='tiny'}]",), "'math', which is no part of a mixture here"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from gnomon.core.combinations import check_reference
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.sections import check_braces
 
@@ -266,6 +267,7 @@ class ReferencePolicy:
                 'reference.prompt to what it shall know, such as "{question} (The answer is {answer}.)", or model = '
                 '"average"'
             )
+        check_reference("reference", self)
         check_bounds("reference", self, model=(bool(self.model), "a name"))
         named = [teacher.task for teacher in self.tasks]
         if len(set(named)) < len(named):

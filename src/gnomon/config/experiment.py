@@ -336,7 +336,7 @@ def _allow_packages(experiment: Experiment) -> None:
             )
     if packages:
         object.__setattr__(experiment, "rewards", tuple(allowed(reward, packages) for reward in experiment.rewards))
-        if experiment.environment is not None:
+        if experiment.environment is not None and "python" in experiment.environment.tools:
             object.__setattr__(experiment, "environment", replace(experiment.environment, packages=packages))
 
 

@@ -5,6 +5,7 @@ known_names.json, which `gnomon config --names` writes and a test compares with 
 """
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +27,7 @@ from gnomon.core.combinations import (
     check_engines,
     check_learner,
     check_meaning,
+    check_reference,
     of_table,
 )
 from gnomon.core.errors import ConfigError, DatasetError, ModelError, UserError, holds, no_file, shortened, unknown
@@ -247,10 +250,13 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
         elif key == "lora" or key.startswith("lora."):
             settings |= {"lora.rank": 1, **flat({key: value})}
         elif key == "environment" and isinstance(value, str):
-            settings["environment.kind"] = "class"
+            settings |= {"environment.kind": "class", "environment.use": value}
         else:
             settings |= flat({key: value})
-    for section, cls in _SECTIONS.items():
+    sections: dict[str, type] = dict(_SECTIONS)
+    if any(key.startswith("environment.") for key in settings) and settings.get("environment.use") != "none":
+        sections["environment"] = import_module("gnomon.tasks.environment").EnvironmentConfig
+    for section, cls in sections.items():
         own: dict[str, Any] = {}
         for key, value in settings.items():
             if key.startswith(f"{section}."):
@@ -268,6 +274,10 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
     if "prompts_per_step" in settings:
         found.pop("algorithm.num_generations", None)
     plain = {key: value for key, value in settings.items() if key not in its_own}
+    if own_facts and "algorithm.hints" not in own_facts[0]:  # a preset whose reference is the usual one
+        where, usual = "algorithm.reference", known["reference"]
+        named = {key.removeprefix(f"{where}.").partition(".")[0]: value for key, value in its_own.items()}
+        check_reference(where, {name: v for name, v in named.items() if name in usual and v != usual[name]})
     is_generated = plain.get("task.kind") == "reasoning_gym"
     check_extras(_list(plain["records.sinks"]), "lora.rank" in plain, _kinds_of(plain["rewards"]), is_generated)
     s = of_table({"algorithm.name": str(name).lower(), **plain, **found})
@@ -276,6 +286,17 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
         has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
         for check in (check_drawing, check_engines, check_learner):
             check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
+
+
+def _check_asked(reward: Any, place: str) -> None:
+    """Refuse a judge or a reward model whose settings do not fit each other; their classes need no torch."""
+    own = reward.get("verifier", reward) if isinstance(reward, Mapping) else {}
+    name = {"judge": "RubricJudge", "model": "RewardModel"}.get(str(own.get("kind")))
+    if name is not None:
+        cls = getattr(import_module(f"gnomon.rewards.{own['kind']}"), name)
+        build(
+            cls, {key: value for key, value in own.items() if key in {f.name for f in dataclasses.fields(cls)}}, place
+        )
 
 
 def _check_rules(last: Mapping[str, Any]) -> None:
@@ -302,6 +323,8 @@ def _check_rewards(last: Mapping[str, Any]) -> None:
             raise ConfigError(f"rewards[{number}] = '{kind}': name the function in that file too, as {kind}:FUNCTION")
         if isinstance(kind, str) and ":" not in kind and kind not in known:
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}")
+    for number, each in enumerate(_list(last.get("rewards"))):
+        _check_asked(each, f"rewards[{number}].verifier")
 
 
 def _kinds_of(rewards: Any) -> list[Any]:

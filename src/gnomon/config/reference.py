@@ -16,6 +16,7 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.aliases import PATHS as ALGORITHM_PATHS
 from gnomon.algorithms.describe import kind_of, named_pieces
 from gnomon.algorithms.pieces import slots
+from gnomon.algorithms.sections import ReferencePolicy
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment, facts
 from gnomon.config.foreign_names import ALIASES
@@ -269,6 +270,7 @@ def as_names() -> str:
         },
         "usual facts": usual,
         "defaults": {**_defaults(), "lora.base": LoraConfig.base},
+        "reference": to_table(ReferencePolicy()),
         "rules": [*RULES],
         "rewards": sorted(kinds("rewards")),
         "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),

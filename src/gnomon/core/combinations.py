@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, check_read
 from gnomon.core.sections import STARTED, STORE
 
 _STALEST = 1024
@@ -87,6 +87,29 @@ def check_learner(s: SettingsByKey) -> None:
         ConfigError: As `check_meaning`.
     """
     _check_all(s, (_cut, _cluster, _broadcast))
+
+
+def check_reference(where: str, given: object) -> None:
+    """Refuse settings of ``algorithm.reference`` that its policy does not read.
+
+    Args:
+        where: As of `check_read`.
+        given: A `ReferencePolicy`, or what is set of it, by name.
+
+    Raises:
+        ConfigError: As `check_read`.
+    """
+    said = given if isinstance(given, Mapping) else vars(given)
+    model = said.get("model", "start")
+    has_teacher = model not in ("start", "average", "policy") or bool(said.get("tasks"))
+    teacher = 'a teacher, model = "FOLDER or name" or tasks'
+    check_read(
+        where, given,
+        decay=(model == "average", 'model = "average"'),
+        precision=(has_teacher, teacher),
+        trust_remote_code=(has_teacher, teacher),
+        success=("{sibling}" in said.get("prompt", ""), "{sibling} in prompt"),
+    )  # fmt: skip
 
 
 def _check_all(s: SettingsByKey, checks: tuple[Callable[[SettingsByKey], None], ...]) -> None:

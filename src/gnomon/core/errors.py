@@ -27,6 +27,7 @@ Two more live in `gnomon.rewards.base` and never end a run: a verifier raises th
 Each message says what was wrong, with the value, and what to do. All errors can be pickled.
 """
 
+import dataclasses
 import difflib
 import errno
 import math
@@ -214,6 +215,37 @@ def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) ->
             broken.append(f"{where}{'.' if where else ''}{name} must be {said}, got {value!r}")
     if broken:
         raise ConfigError("; ".join(broken))
+
+
+def check_read(where: str, piece: object, **read: tuple[object, str]) -> None:
+    """Refuse what is set in ``piece`` and read only beside another setting, which is not there.
+
+    Args:
+        where: As of `check_bounds`.
+        piece: A dataclass, of which a field is set that differs from its default; or what is set, by name.
+        read: For each field whether it is read, and what has to be set for it.
+
+    Raises:
+        ConfigError: Something is set that nothing reads.
+
+    >>> check_read("judge", {"pause": 2}, pause=(False, "attempts = 2"))
+    Traceback (most recent call last):
+    ...
+    gnomon.core.errors.ConfigError: judge.pause = 2 is read only with attempts = 2; set that, or leave pause out
+    """
+    given = piece
+    if not isinstance(given, Mapping):
+        defaults = {f.name: f.default for f in dataclasses.fields(piece)}  # type: ignore[arg-type]
+        given = {name: value for name, value in vars(piece).items() if value != defaults[name] and value != {}}
+    unread = [(name, needed) for name, (is_read, needed) in read.items() if name in given and not is_read]
+    if unread:
+        raise ConfigError(
+            "; ".join(
+                f"{where}{'.' if where else ''}{name} = {given[name]!r} is read only with {needed}; set that, or leave "
+                f"{name} out"
+                for name, needed in unread
+            )
+        )
 
 
 C = TypeVar("C")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from gnomon.core.errors import bounded, check_bounds
+from gnomon.core.errors import bounded, check_bounds, check_read
 from gnomon.rewards.base import Sample, Verifier, VerifierError
 from gnomon.rewards.function import spoken_by
 
@@ -105,7 +105,6 @@ class RubricJudge(Verifier):
                 "'policy', or an http or https address without a login or a query, such as http://host:8000/v1",
             ),
             judge=(bool(self.judge) or self.is_policy, "the name of the judging model at the endpoint"),
-            variable=(not (self.variable and self.is_policy), "empty where the policy judges, which has no key"),
             criteria=(
                 bool(self.criteria) and all(c.strip() for c in self.criteria),
                 "at least one sentence, none empty",
@@ -119,6 +118,15 @@ class RubricJudge(Verifier):
                 'at least 1, and even with over = "group", where each order is asked for in reverse too',
             ),
         )
+
+        of_endpoint = not self.is_policy, 'an endpoint, url = "http://HOST/v1"'
+        check_read(
+            "RubricJudge", self,
+            judge=of_endpoint, attempts=of_endpoint, timeout_seconds=of_endpoint, variable=of_endpoint,
+            pause_seconds=(self.attempts > 1 and not self.is_policy, "an endpoint and attempts = 2 or more"),
+            max_disagreement=(self.votes > 1, "votes = 2 or more"),
+            criterion_weights=(len(self.criteria) > 1, "two criteria or more"),
+        )  # fmt: skip
 
     @property
     def is_policy(self) -> bool:

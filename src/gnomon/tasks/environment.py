@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from gnomon.core.errors import ConfigError, bounded
+from gnomon.core.errors import ConfigError, bounded, check_read
 from gnomon.core.redaction import check_no_secret
 from gnomon.rewards.base import VerifierError, real
 from gnomon.rewards.function import find_member
@@ -171,6 +171,19 @@ class EnvironmentConfig:
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool not in (PYTHON, SHELL)))
             _check_names(named)
         self._check_container()
+        self._check_read()
+
+    def _check_read(self) -> None:
+        of_agent = self.kind in ("agent", "verifiers"), 'kind = "agent"'
+        of_tools = self.kind in ("tools", "trl"), 'kind = "tools" or "trl"'
+        of_python = bool({PYTHON, SHELL} & set(self.tools)), f'"{PYTHON}" among the tools'
+        of_process = not self.server, "an agent that is started here, `use` or `command`"
+        check_read(
+            "environment", self,
+            settings=(self.use, "`use`, whose arguments they are"), max_calls=of_agent, max_prompt_tokens=of_agent,
+            on_error=of_tools, sandbox=of_python, packages=of_python, max_concurrent=of_process,
+            memory_gib=of_process, variables=of_process,
+        )  # fmt: skip
 
     def _check_container(self) -> None:
         if self.sandbox in CONTAINER_ENGINES:
