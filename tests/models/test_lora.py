@@ -1,13 +1,16 @@
+import json
+import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig, adapt, check_rank, merged_tensors, trainable
+from gnomon.models.lora import LoraConfig, adapt, check_rank, merged_tensors, read_adapter_config, trainable
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 IDS = torch.tensor([[256, 72, 105, 33]])
@@ -219,3 +222,21 @@ def test_a_rank_that_some_targets_cannot_have_is_said():
 
     assert said == "lora.rank = 40 is above the rank that k_proj, v_proj can have, whose adapters are wasteful"
     assert check_rank(tiny_model(), LoraConfig(rank=4)) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("r", value) for value in (0, -1, 2.5, True, "8", None, math.inf, math.nan, 10**400, [8], {})),
+        *(("lora_alpha", value) for value in (0, -8, True, "16", None, math.inf, math.nan, 10**400, [16], {})),
+        *(("base_model_name_or_path", value) for value in (True, 7, ["base"], {"a": 1}, math.nan)),
+        *(("target_modules", value) for value in ([None], [["q_proj"]], ["q_proj", {}], [1, "q_proj"], [math.nan])),
+    ],
+)
+def test_a_setting_of_an_adapter_that_peft_does_not_write_is_named(tmp_path: Path, key: str, value: Any):
+    """A rank of 2.5 is no rank of 2, and no value ends in an error of Python."""
+    table = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "use_rslora": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(table | {key: value}))
+
+    with pytest.raises(ModelError, match=rf"adapter_config.json' is no adapter's config: .*{key} is .*, and should be"):
+        read_adapter_config(tmp_path)

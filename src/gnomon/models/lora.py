@@ -241,8 +241,22 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
     """
     try:
         config = json.loads(read_plain_text(folder / _CONFIG))
-        kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
+        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
         targets, base = config["target_modules"], config.get("base_model_name_or_path")
+        are_names = not isinstance(targets, list) or all(isinstance(name, str) for name in targets)
+        asked = {
+            "r": (type(rank) is int and 0 < rank < 2**31, "a whole number above 0"),
+            "lora_alpha": (type(alpha) in (int, float) and 0 < alpha < 2**63, "a number above 0"),
+            "base_model_name_or_path": (base is None or isinstance(base, str), "a name"),
+            "target_modules": (are_names, "names of modules"),
+        }
+        wrong = [
+            f"{name} is {repr(config.get(name))[:40]}, and should be {what}"
+            for name, (holds, what) in asked.items()
+            if not holds
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder / _CONFIG}' is no adapter's config: {error!r}") from error
     special = [said for key, said in _PLAIN_ONLY.items() if config.get(key)]
