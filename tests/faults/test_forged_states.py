@@ -98,6 +98,7 @@ def ended(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("stream", ("pending",), {}),
         ("stream", ("pending",), [[1, 2, 3, 4]] * 99), ("stream", ("pending",), [[10**6, 0, 0, 0]]),
         ("learner", ("version",), -1), ("learner", ("version",), 0.5), ("learner", ("work",), [1]),
+        ("learner", ("lag", "behavior"), "x"), ("learner", ("lag", "proximal", 0), math.nan),
         ("curriculum", ("position",), 10**9), ("curriculum", ("passed_over",), [-7]), ("curriculum", ("epoch",), 2**70),
     ],
 )  # fmt: skip

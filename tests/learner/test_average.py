@@ -1,6 +1,7 @@
 """The averaged proximal policy follows the weights as the paper says, and is what `score` calls proximal."""
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from gnomon.algorithms import GRPO, EmaProximal, Updates
 from gnomon.analysis.dissect.verify import vectors
 from gnomon.core.errors import CheckpointError
+from gnomon.core.types import State
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import MovingAverage
 from gnomon.learner.optimizer import OptimizerConfig
@@ -124,3 +126,21 @@ def test_an_average_of_another_model_is_refused(make_model):
     """Names and shapes must be those of the trained weights."""
     with pytest.raises(CheckpointError, match="belongs to another model"):
         MovingAverage(make_model(), EmaProximal()).restore(MovingAverage(One(1.0), EmaProximal()).state())
+
+
+@pytest.mark.parametrize("count", [0, 0.5, -1.0, math.inf, math.nan, True, "x", None, [2.0]])
+def test_a_count_that_no_average_has_is_refused(count: Any):
+    """It begins at 1 and grows."""
+    average = MovingAverage(One(1.0), EmaProximal())
+
+    with pytest.raises(ValueError, match="the count of an average is"):
+        average.restore(State(average.state().tensors, {"count": count}))
+
+
+@pytest.mark.parametrize("weight", [torch.tensor([math.nan]), torch.tensor([math.inf]), torch.tensor([1])])
+def test_an_average_of_numbers_that_are_none_is_refused(weight: torch.Tensor):
+    """By the weight's name."""
+    average = MovingAverage(One(1.0), EmaProximal())
+
+    with pytest.raises(CheckpointError, match="average of weight in the saved state"):
+        average.restore(State({"weight": weight}, {"count": 1.0}))

@@ -1,6 +1,7 @@
 """With scope "lagged" a step's loss trusts as far as the step before it was measured to."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from gnomon.algorithms import P3O, LossInputs
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.errors import LearnerError
 from gnomon.core.metrics import EffectiveSize, Metrics
+from gnomon.core.types import State
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import LaggedStatistics
 from gnomon.learner.optimizer import OptimizerConfig
@@ -101,6 +103,17 @@ def test_a_step_that_fails_or_is_skipped_measures_nothing(make_model, make_minib
     run(learner.update(minibatch, algorithm, 0))
 
     assert shown[0].behavior.count == int(minibatch.mask.sum())
+
+
+@pytest.mark.parametrize(
+    "sums",
+    ["x", [], {}, None, 0.5, [0.0] * 3, [0.0] * 5, [-1.0, 0.0, 0.0, 0.0], [1.0, -1.0, 1.0, 0.0], [True, 0.0, 0.0, 0.0],
+     [math.inf, 0.0, 0.0, 0.0], [math.nan, 0.0, 0.0, 0.0], [None, 0.0, 0.0, 0.0], [1.0, "x", 1.0, 0.0]],
+)  # fmt: skip
+def test_sums_that_no_step_measures_are_refused(sums: Any):
+    """They would be read in the next update, far from the checkpoint that holds them."""
+    with pytest.raises(ValueError, match=r"the sums of behavior are .*, and no step measures that"):
+        LaggedStatistics().restore(State({}, {"behavior": sums}))
 
 
 def test_a_lag_is_what_it_was_after_a_restart():

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnomon.algorithms import GRPO
+from gnomon.core.errors import LearnerError
 from gnomon.core.types import Batch
 from gnomon.learner.forward import ForwardRunner, PromptRows, Sharing, cut_rows, deal_rows, micro_batches, trim
 from gnomon.learner.sections import LearnerConfig, kept_numbers, token_budget
@@ -276,6 +277,19 @@ def test_a_budget_that_was_not_set_stretches_for_a_long_prompt():
 
     assert [len(index) for index, _ in chosen] == [8]
     assert [len(index) for index, _ in own] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("token", [-1, 259, 10**6, 2**40])
+def test_a_token_beyond_the_vocabulary_is_said_before_it_is_looked_up(token: int):
+    """Whoever gave it: a forged checkpoint's kept answers ended in an error of the table of embeddings."""
+    batch = batch_of(1, 20, [[4] * 4])
+    tokens = batch.tokens.long()
+    tokens[3, 2] = token
+    model = tiny_model(0)
+    passes = ForwardRunner(LearnerConfig(), model)
+
+    with pytest.raises(LearnerError, match=rf"tokens from .*{token}.* the model's vocabulary has 259"):
+        list(passes.cuts(batch.with_fields(tokens=tokens), torch.arange(4), TokenScorer(model)))
 
 
 def test_replayed_routing_counts_rows_whole():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
+from gnomon.core.types import State
 from gnomon.learner.optimizer import Optimizer, OptimizerConfig
 
 
@@ -139,6 +140,30 @@ def test_a_state_of_other_parameters_is_refused():
 
     with pytest.raises(CheckpointError, match=r"2 differences: a"):
         optimizer.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "forged"),
+    [
+        *((name, value) for name in ("master/w", "moment1/w", "moment2/w", "steps") for value in (math.nan, math.inf)),
+        *((name, -math.inf) for name in ("master/w", "moment1/w")),
+        *((name, -1.0) for name in ("moment2/w", "steps")),
+        *((name, None) for name in ("moment1/w", "moment2/w", "steps")),
+    ],
+)
+def test_a_state_with_numbers_that_no_run_makes_is_refused(name: str, forged: float | None):
+    """Not finite, a square below 0, fewer than no steps, or a moment that lacks though steps were made: by name."""
+    weight = parameter(1.0, 2.0)
+    optimizer = Optimizer([("w", weight)], OptimizerConfig())
+    (weight**2).sum().backward()
+    optimizer.step(0.1)
+    tensors = dict(optimizer.state().tensors)
+    tensors[name] = tensors[name].index_fill(0, torch.tensor([0]), 0.0 if forged is None else forged)
+    if forged is None:
+        del tensors[name]
+
+    with pytest.raises(CheckpointError, match=name.partition("/")[0]):
+        optimizer.restore(State(tensors))
 
 
 def test_a_state_is_a_copy():

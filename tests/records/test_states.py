@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnomon.core.errors import CheckpointError
 from gnomon.core.types import State
-from gnomon.records.checkpoints import read_states, write_states
+from gnomon.records.checkpoints import check_form, read_states, write_states
 
 TYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -136,3 +136,32 @@ def test_values_are_json_for_any_reader(tmp_path: Path):
     write_states(tmp_path, {"curriculum": State(values={"epoch": 3, "order": [2, 0, 1]})})
 
     assert json.loads((tmp_path / "curriculum.json").read_text()) == {"epoch": 3, "order": [2, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("own", "forged"),
+    [
+        *((torch.zeros(3), torch.tensor([0.0, 1.0, bad])) for bad in (math.nan, math.inf, -math.inf)),
+        *((torch.zeros(0), torch.tensor([bad])) for bad in (math.nan, math.inf)),
+        *((torch.zeros(2, dtype=kind), torch.tensor([0, -1], dtype=kind)) for kind in (torch.int32, torch.int64)),
+        (torch.zeros(0, dtype=torch.int64), torch.tensor([2**60])),
+    ],
+)
+def test_numbers_that_no_part_writes_are_refused(own: Tensor, forged: Tensor):
+    """What is finite stays so, and counts, positions and tokens are from 0 to 2^53."""
+    with pytest.raises(ValueError, match="the tensor a has numbers that are not"):
+        check_form(State({"a": forged}), State({"a": own}))
+
+
+@pytest.mark.parametrize(
+    ("own", "saved"),
+    [
+        (torch.tensor([math.nan, math.nan]), torch.tensor([math.nan, 1.0])),
+        (torch.zeros(2, dtype=torch.int16), torch.tensor([-3, 3], dtype=torch.int16)),
+        (torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)),
+        (torch.zeros(2, dtype=torch.int32), torch.tensor([0, 2**31 - 1], dtype=torch.int32)),
+    ],
+)
+def test_numbers_that_a_part_writes_are_taken(own: Tensor, saved: Tensor):
+    """A value that is not known yet, a streak with a sign, an empty list, the largest count."""
+    check_form(State({"a": saved}), State({"a": own}))

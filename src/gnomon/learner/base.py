@@ -48,14 +48,14 @@ def check_composition(state: State, has: Mapping[str, str], frozen: Mapping[str,
     for name in has:
         if saved[name] != has[name]:
             raise CheckpointError(
-                f"the checkpoint was made with {saved[name]}, this run has {has[name]}; resume with the algorithm "
-                "that the run began with"
+                f"the checkpoint was made with {str(saved[name])[:60]}, this run has {has[name]}; resume with the "
+                "algorithm that the run began with"
             )
     there = state.values["frozen"]
     # Without a reference on one side nothing in the state stands on it.
     if any(there.get(name) != own and (name == "base" or (own and there.get(name))) for name, own in frozen.items()):
         raise CheckpointError(
-            f"the checkpoint was made on other frozen weights: it says {state.values['frozen']}, this run has "
+            f"the checkpoint was made on other frozen weights: it says {str(there)[:200]}, this run has "
             f"{frozen}; resume with the model and reference that the run began with"
         )
 

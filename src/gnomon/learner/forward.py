@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.progress import working
 from gnomon.core.types import SEQUENCE_FIELDS, TOKEN_FIELDS, Batch, TopLogprobs
@@ -529,6 +529,12 @@ class ForwardRunner:
         return self.mesh.total(logprobs), entropy
 
     def _planned(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> list[tuple[Tensor, Batch]]:
+        low, high = (int(end) for end in torch.aminmax(batch.tokens)) if batch.tokens.numel() else (0, 0)
+        if not 0 <= low <= high < self._vocabulary:
+            raise LearnerError(
+                f"tokens from {low} to {high} are to be learned from, and the model's vocabulary has "
+                f"{self._vocabulary}; they are of an engine, a log of rollouts or a checkpoint that is not this model's"
+            )
         is_shared = scorer.shares_prompts and batch.routing is None
         sharing = None
         if is_shared:

@@ -662,7 +662,7 @@ class TorchLearner:
         check_composition(state, self._composition(), self._frozen.fingerprints())
         numbers = [state.values["version"], *state.values["work"]]
         if len(numbers) != 3 or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(f"version and work are {numbers}, and should be counts")
+            raise ValueError(f"version and work are {str(numbers)[:60]}, and should be counts")
         self._optimizer.check(state)
         if self._critic is not None:
             self._critic.check(part(state, "critic"))

@@ -16,6 +16,7 @@ from gnomon.core.errors import CheckpointError
 from gnomon.core.metrics import EffectiveSize, Mean, Measure, Metrics, Sum
 from gnomon.core.types import Batch, State
 from gnomon.learner.mesh import Mesh, SingleProcess, agree
+from gnomon.learner.optimizer import sound
 from gnomon.learner.precision import Masters
 from gnomon.models.load import trainable
 from gnomon.models.logprobs import TokenScores
@@ -86,6 +87,9 @@ class MovingAverage:
         """Raise CheckpointError when ``state`` is of other parameters."""
         if self._masters.shapes != {name: tuple(t.shape) for name, t in state.tensors.items()}:
             raise CheckpointError("the saved average of the weights belongs to another model or set of trained weights")
+        count: Any = state.values.get("count")
+        if type(count) not in (int, float) or not 1 <= count < math.inf:
+            raise ValueError(f"the count of an average is {str(count)[:60]}, and should be a number from 1")
 
     def restore(self, state: State) -> None:
         """Become the average that returned ``state``.
@@ -96,7 +100,7 @@ class MovingAverage:
         self.check(state)
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
-                average.copy_(self._masters.part(name, state.tensors[name]))
+                average.copy_(sound(f"average of {name}", self._masters.part(name, state.tensors[name])))
         self._count.fill_(float(state.values["count"]))
         self._masters.round_into_module()
 
@@ -144,6 +148,12 @@ class LaggedStatistics:
 
     def restore(self, state: State) -> None:
         """Become what returned ``state``; without one, as before the first step."""
+        for name, sums in state.values.items():
+            is_sound = (
+                isinstance(sums, list) and len(sums) == 4 and all(type(number) in (int, float) for number in sums)
+            )
+            if not (is_sound and sums[0] < math.inf and not any(number < 0 for number in sums)):
+                raise ValueError(f"the sums of {name} are {str(sums)[:60]}, and no step measures that")
         sizes: dict[str, Any] = {name: EffectiveSize(*sums) for name, sums in state.values.items()}
         self.statistics, self._measured = Statistics(**sizes), None
 

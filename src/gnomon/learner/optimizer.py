@@ -110,6 +110,19 @@ class CodedAdamW:
                 parameter.addcdiv_(mean, root, value=-group["lr"] / (1 - first**count))
 
 
+def sound(name: str, saved: Tensor, least: float = -math.inf) -> Tensor:
+    """Return a tensor of a saved state, with floats from ``least`` up.
+
+    Raises:
+        CheckpointError: It has a number below that, or one that is not finite.
+    """
+    low, high = (float(end) for end in torch.aminmax(saved)) if saved.numel() else (0.0, 0.0)
+    if not (saved.is_floating_point() and least <= low and math.isfinite(low) and math.isfinite(high)):
+        said = f"{saved.dtype} from {low} to {high}"
+        raise CheckpointError(f"{name} in the saved state is {said}, and no run makes such numbers")
+    return saved
+
+
 @dataclass(frozen=True)
 @bounded(
     "learner.optimizer",
@@ -283,19 +296,26 @@ class Optimizer:
         """Become the optimizer that returned ``state``; the module's parameters are rounded anew.
 
         Raises:
-            CheckpointError: The state is of other parameters; nothing was changed then.
+            CheckpointError: It is of other parameters, and nothing was changed; or has numbers that no run makes.
         """
         self.check(state)
         self._recall()
         self.masters.drop_gradients()
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"][...], strict=True):
-                master.copy_(self.masters.part(name, state.tensors[f"master/{name}"]))
+                master.copy_(sound(f"master/{name}", self.masters.part(name, state.tensors[f"master/{name}"])))
                 moments = self._adam.state[master]
-                moments["step"].copy_(steps)
-                for key, number in (("exp_avg", 1), ("exp_avg_sq", 2)):
-                    saved = state.tensors.get(f"moment{number}/{name}")
-                    moments[key].zero_() if saved is None else moments[key].copy_(self.masters.part(name, saved))
+                moments["step"].copy_(sound(f"steps of {name}", steps, 0.0))
+                for key, moment, least in (("exp_avg", "moment1", -math.inf), ("exp_avg_sq", "moment2", 0.0)):
+                    saved = f"{moment}/{name}"
+                    if not steps:
+                        moments[key].zero_()
+                    elif saved not in state.tensors:
+                        raise CheckpointError(
+                            f"{saved} is not in the saved state, and {float(steps):g} steps were made"
+                        )
+                    else:
+                        moments[key].copy_(sound(saved, self.masters.part(name, state.tensors[saved]), least))
         self.masters.round_into_module()
 
     def changing(self) -> list[Tensor]:

@@ -99,6 +99,15 @@ def _check_tensor(name: str, tensor: Tensor, own: Tensor) -> None:
             f"the tensor {name} is {tensor.dtype} of shape {list(tensor.shape)}, and should be {own.dtype} of shape "
             f"{['any', *asked] if grows else list(asked)}"
         )
+    if tensor.is_floating_point() and bool(own.isfinite().all()) and not bool(tensor.isfinite().all()):
+        raise ValueError(f"the tensor {name} has numbers that are not finite")
+    # Counts, positions and tokens; what has a sign, as streaks do, is shorter.
+    if tensor.dtype in (torch.int32, torch.int64) and not all(0 <= n <= _LARGEST for n in _ends(tensor)):
+        raise ValueError(f"the tensor {name} has numbers that are not from 0 to 2^53")
+
+
+def _ends(tensor: Tensor) -> list[int]:
+    return [int(end) for end in torch.aminmax(tensor)] if tensor.numel() else []
 
 
 def _require(holds: bool, name: str, value: Any, what: str) -> None:

@@ -249,6 +249,8 @@ class GresoCurriculum:
         self._tally = Counter(dict(zip(streaks.tolist(), numbers.tolist(), strict=True)))
         self._easy, self._hard = float(values["easy"]), float(values["hard"])
         self._lowest, self._highest = (float(bound) for bound in values["range"])
+        if not (0 <= self._easy <= 1 and 0 <= self._hard <= 1 and self._lowest <= self._highest):
+            raise ValueError(f"easy, hard and range are {self._easy}, {self._hard} and {values['range']}")
         self._takes = int(values["takes"])
         self._looked_at, self._skipped = int(values["looked_at"]), int(values["skipped"])
 

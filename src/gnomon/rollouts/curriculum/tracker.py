@@ -219,6 +219,8 @@ class FixedValues:
             ConfigError: If they are of another task set.
         """
         self.task_index.check(dict(state.values), "table of optimal values")
+        if bool(state.tensors["value"].isinf().any()):
+            raise ValueError("a value is infinite")
         self._value = state.tensors["value"].numpy().copy()
         self._believe({})
 
@@ -545,6 +547,8 @@ class ValueTracker:
             ConfigError: If it tracked another task set.
         """
         self.task_index.check(dict(state.values), "value tracker")
+        if bool((state.tensors["n_eff"] < 0).any()):
+            raise ValueError("n_eff is below 0, and counts observations")
         self._value = state.tensors["value"].numpy().copy()
         self._n_eff = state.tensors["n_eff"].numpy().copy()
         self._visits = state.tensors["visits"].numpy().copy()
