@@ -82,10 +82,20 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["config", "fp16"], "is another library's name"),
         (["tasks", "arithmetik"], "did you mean 'arithmetic'"),
         (["evaluate", "runs/gone", "steps=3"], "steps = 3 is of training, and changes nothing in an evaluation"),
+        (["train", "tiny", "lora.targets=foo"], "lora.targets: unknown module 'foo'. Known: down_proj, gate_proj"),
+        (["train", "tiny", "report_to=trackio"], "is not installed; pip install 'gnomon[trackio]', or leave trackio"),
+        (
+            ["train", "tiny", "rewards=rewards.py:score"],
+            "reward 'rewards.py:score' (a, b='3 * 4', c=2): unknown param",
+        ),
+        (["continue", "own/run"], "own/run is continued with something changed, such as more steps in all"),
     ],
 )
 def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, tmp_path: Path):
     """Exit code 2 and the nearest name, and neither torch, transformers nor numpy was imported."""
+    (tmp_path / "own" / "run").mkdir(parents=True)
+    (tmp_path / "own" / "run" / "experiment.toml").write_text("")
+    (tmp_path / "rewards.py").write_text("import torch\n\n\ndef score(a: str, b=3 * 4, *, c: int = 2): ...\n")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
     )
@@ -104,6 +114,9 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
         ("rewards=own.py:scor", "rewards = 'own.py:scor': unknown name 'scor'; did you mean 'score'?"),
         ("algorithm=own.py:OWNN", "algorithm = 'own.py:OWNN': unknown name 'OWNN'; did you mean 'OWN'?"),
         ("algorithm=own.py:later", ""),
+        ("rewards=own.py:swapped", "reward 'own.py:swapped' (completions, completion): has both completions and"),
+        ('rewards=[{kind="function", function="own.py:swapped"}]', "reward 'own.py:swapped' (completions, completion)"),
+        ("rewards=own.py:wrapped", ""),
     ],
 )
 def test_what_is_not_where_a_setting_says_is_refused_by_the_names(
@@ -111,13 +124,28 @@ def test_what_is_not_where_a_setting_says_is_refused_by_the_names(
 ):
     """Models, questions and the user's own files are looked at before anything of them is run."""
     (tmp_path / "folder").mkdir()
-    (tmp_path / "own.py").write_text("def score(completion):\n    return 1.0\n\n\nOWN = 1\nif OWN:\n    later = 1\n")
+    (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
 
     assert said in refused(check_names, "tiny", [override])
     assert bool(said) == bool(refused(check_names, "tiny", [override]))
 
 
+OWN = """
+def score(completion):
+    return 1.0
+
+async def swapped(completions, completion):
+    return 1.0
+
+@made_anew
+def wrapped(a, b):
+    return 1.0
+
+OWN = 1
+if OWN:
+    later = 1
+"""
 WRONG = [
     (["steps=many"], "steps = 'many': should be a whole number"),
     (["steps=3.5"], "steps = 3.5: should be a whole number"),
@@ -330,7 +358,7 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["algorithm=mine.py:ALGORITHM", "algorithm.keep.most=3"],
         ["algorithm.keep={piece='mine.py:Keep', most=3}"],
         ["algorithm.surrogate.trust.high=0.3", "n=4", "trainer.save_freq=5"],
-        ["records.sinks=['wandb']", "learner.optimizer={learning_rate=1e-3}"],
+        ["records.sinks=['tensorboard']", "learner.optimizer={learning_rate=1e-3}"],
         ['rewards=[{kind="numeric", weight=2.0}]', 'environment={kind="class", use="mine.py:Own"}'],
         ["model=tiny-moe", "held_out.size=0"],
     ],

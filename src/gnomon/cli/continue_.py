@@ -11,7 +11,7 @@ from pathlib import Path
 from gnomon.cli.arguments import SettingsParser, add_restarts, chosen, finished, restarted
 from gnomon.config.reading import check_names, parse_override
 from gnomon.core.progress import working
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, refuse_unchanged
 
 EXAMPLES = """
 examples:
@@ -38,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     """Continue a run; return the exit code."""
     given = build_parser().parse_intermixed_args(arguments)
     RunDirectory.check(given.run)
+    refuse_unchanged(given.run, given.overrides)
     check_names(RunDirectory(given.run).experiment, given.overrides)
     if given.restarts:
         return _with_restarts(given)

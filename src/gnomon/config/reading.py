@@ -10,14 +10,14 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
@@ -47,7 +47,7 @@ from gnomon.core.sections import (
 )
 from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
 from gnomon.diagnosis.finding import SEVERITIES
-from gnomon.models.place import BUILT_IN, check_hub, check_place
+from gnomon.models.place import BUILT_IN, LINEAR, check_hub, check_place, modules_of
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -215,7 +215,7 @@ def check_names(
     for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
             _check_algorithm(name, place)
-    for check in (_check_tasks, _check_rewards, _check_engine, _check_model, _check_files, _check_rules):
+    for check in (_check_tasks, _check_rewards, _check_engine, _check_model, _check_files, _check_rules, _check_lora):
         with _noted(faults):
             check(last)
     with _noted(faults):
@@ -279,10 +279,10 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
         named = {key.removeprefix(f"{where}.").partition(".")[0]: value for key, value in its_own.items()}
         check_reference(where, {name: v for name, v in named.items() if name in usual and v != usual[name]})
     is_generated = plain.get("task.kind") == "reasoning_gym"
-    check_extras(_list(plain["records.sinks"]), "lora.rank" in plain, _kinds_of(plain["rewards"]), is_generated)
     s = of_table({"algorithm.name": str(name).lower(), **plain, **found})
     check_meaning(s)
     if is_here:
+        check_extras(_list(plain["records.sinks"]), "lora.rank" in plain, _kinds_of(plain["rewards"]), is_generated)
         has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
         for check in (check_drawing, check_engines, check_learner):
             check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
@@ -325,6 +325,41 @@ def _check_rewards(last: Mapping[str, Any]) -> None:
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}")
     for number, each in enumerate(_list(last.get("rewards"))):
         _check_asked(each, f"rewards[{number}].verifier")
+        named = each if isinstance(each, str) else each.get("function")
+        if isinstance(named, str) and (function := _declared(named)) is not None:
+            from gnomon.rewards.function import signature
+
+            signature(function, named)
+
+
+def _declared(named: str) -> Callable[..., Any] | None:
+    """Return a function with the parameters that "path.py:function" has, without running the file.
+
+    None where they cannot be known so: it has decorators, or the file has the name in several places or in none.
+    """
+    path, _, name = named.rpartition(":")
+    try:
+        tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # whoever runs the file says it
+    match [node for node in ast.walk(tree) if _given(node) in (name, "*")]:
+        case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as node] if (
+            node in tree.body
+        ):
+            arguments = node.args
+        case _:
+            return None
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    arguments.defaults = [_constant(each) for each in arguments.defaults]
+    arguments.kw_defaults = [each and _constant(each) for each in arguments.kw_defaults]
+    bare = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))  # no code of the file's
+    return cast(Callable[..., Any], eval(compile(bare, path, "eval")))
+
+
+def _constant(default: ast.expr) -> ast.Constant:
+    return default if isinstance(default, ast.Constant) else ast.Constant(ast.unparse(default))
 
 
 def _kinds_of(rewards: Any) -> list[Any]:
@@ -405,6 +440,15 @@ def _noted(faults: dict[str, UserError]) -> Iterator[None]:
 
 def _together(faults: Mapping[str, UserError]) -> UserError:
     return ConfigError("; ".join(faults)) if len(faults) > 1 else next(iter(faults.values()))
+
+
+def _check_lora(last: Mapping[str, Any]) -> None:
+    """Refuse modules that no model of the common architecture has."""
+    modules = modules_of(str(last.get("model")))
+    for target in _list(last.get("lora.targets")):
+        own = target.rpartition(".")[2]
+        if modules and target != "all-linear" and own not in modules and not own.isdigit():
+            raise ConfigError(f"lora.targets: {unknown('module', target, LINEAR)}")
 
 
 _TRAINING = (

@@ -26,9 +26,7 @@ def import_optional(module: str, extra: str, purpose: str) -> Any:
 
 
 def check_extras(sinks: Collection[str], is_adapted: bool, rewards: Collection[str], is_generated: bool) -> None:
-    """Refuse several packages that are asked for and not installed, all in one message.
-
-    A single one is refused by the part that needs it, which says more.
+    """Refuse packages that are asked for and not installed, all in one message.
 
     Args:
         sinks: Trackers.
@@ -47,6 +45,14 @@ def check_extras(sinks: Collection[str], is_adapted: bool, rewards: Collection[s
     if len(missing) > 1:
         said = ", ".join(f"{name} ({needed[name]})" for name in missing)
         raise ConfigError(f"{len(missing)} packages are not installed: {said}; run: pip install {' '.join(missing)}")
+    for name in missing:
+        way = f", or leave {name} out (metrics.jsonl is always written)" if name in sinks else ""
+        extra = _EXTRAS.get(name, name)
+        raise ConfigError(f"{needed[name]} needs {name}, which is not installed; pip install 'gnomon[{extra}]'{way}")
+
+
+_EXTRAS = {"peft": "lora", "math-verify": "math", "reasoning-gym": "tasks"}
+"""The extra of a package that has another name; a tracker's has its own."""
 
 
 def _is_installed(module: str) -> bool:

@@ -1,7 +1,11 @@
 """Where a model lies: a folder, the local hub cache, or the hub. No torch: a name is looked for before its import."""
 
+import json
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+from gnomon.core.atomic_files import read_plain
 from gnomon.core.errors import ModelError, shortened, unknown
 from gnomon.models.token_strings import first_line
 
@@ -62,6 +66,34 @@ def check_hub(name: str) -> bool:
             f"({first_line(error)}). Give a local folder or a built-in name"
         ) from error
     return False
+
+
+LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")
+_OTHER_MODULES = (
+    "act_fn", "embed_tokens", "input_layernorm", "k_norm", "layers", "mlp", "model", "norm", "post_attention_layernorm",
+    "q_norm", "rotary_emb", "self_attn",
+)  # fmt: skip
+
+
+def modules_of(name: str) -> Collection[str]:
+    """Return the names of modules in a model of the common architecture, none where a model has another.
+
+    Args:
+        name: A built-in model, a folder, or a model of the hub, which counts where its config is in the local cache.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if name in (TINY, TINY_SUMS, DEFAULT):
+        return (*LINEAR, *_OTHER_MODULES)
+    file: Any = Path(name).expanduser() / "config.json"
+    try:
+        file = file if file.is_file() else try_to_load_from_cache(name, "config.json")
+        config = json.loads(read_plain(Path(file)))
+        is_common = config["model_type"] in ("llama", "mistral", "qwen2", "qwen3") and "auto_map" not in config
+    except (HFValidationError, OSError, ValueError, TypeError, KeyError):
+        return ()
+    return (*LINEAR, *_OTHER_MODULES) if is_common else ()
 
 
 def _check_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gnomon.core.atomic_files import open_plain, read_plain_text, real_path, refuse_special
-from gnomon.core.errors import RunDirectoryError, shortened, unknown
+from gnomon.core.errors import ConfigError, RunDirectoryError, shortened, unknown
 from gnomon.core.tables import parse_toml
 
 LOCK = ".lock"
@@ -404,3 +405,12 @@ class _reported:
                 f"{self.path} cannot be written: {error.strerror or error}; "
                 "choose a directory that you may write to with --run-dir DIR"
             ) from error
+
+
+def refuse_unchanged(run: Path, settings: Sequence[Any]) -> None:
+    """Raise ConfigError where a run is to be continued with nothing changed."""
+    if not settings:
+        raise ConfigError(
+            f"{run} is continued with something changed, such as more steps in all: gnomon continue "
+            f"{quote(str(run))} steps=200; to go on as it was begun, type gnomon resume {quote(str(run))}"
+        )

@@ -1,7 +1,6 @@
 """Where metrics go beside the run's own file: trackers, which may fail, hang and be slow without the run noticing."""
 
 import contextlib
-import importlib.util
 import os
 import queue
 import secrets
@@ -15,6 +14,7 @@ from typing import Any, Protocol, TextIO, cast
 
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.optional import check_extras
 from gnomon.core.tables import flat, packaged_toml
 from gnomon.records.jsonl import Warn, warn_on_stderr
 
@@ -321,21 +321,14 @@ class BackgroundSink:
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Refuse trackers that are unknown or not installed, before anything is loaded.
+    """Refuse trackers that are unknown.
 
     Raises:
-        ConfigError: The message names the nearest known one, or the command that installs it.
+        ConfigError: The message names the nearest known one.
     """
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"records.sinks: {unknown('sink', name, TRACKERS)}")
-        found = importlib.util.find_spec(name)
-        # A folder of that name in the working directory (wandb makes one) is found as a package without a file.
-        if found is None or found.origin is None:
-            raise ConfigError(
-                f"records.sinks names {name}, which is not installed; pip install 'gnomon[{name}]', "
-                f"or leave {name} out of records.sinks (metrics.jsonl is always written)"
-            )
 
 
 def build_sinks(
@@ -355,9 +348,10 @@ def build_sinks(
         is_aliased: Also write the names that TRL's and verl's dashboards expect.
 
     Raises:
-        ConfigError: As `check_sinks`.
+        ConfigError: As `check_sinks`, or a tracker is not installed.
     """
     check_sinks(names)
+    check_extras(names, False, (), False)
 
     if names and not isinstance(sys.stdout, SinkOutput):
         sys.stdout = cast(TextIO, SinkOutput(sys.stdout))

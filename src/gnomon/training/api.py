@@ -552,8 +552,8 @@ def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, Promp
     say_whose_code(experiment, console)
     rewards = {reward.verifier.kind for reward in experiment.rewards}
     is_generated = experiment.task.kind == "reasoning_gym"
-    check_extras(experiment.records.sinks, experiment.lora is not None, rewards, is_generated)
     check_sinks(experiment.records.sinks)
+    check_extras(experiment.records.sinks, experiment.lora is not None, rewards, is_generated)
     try_pieces(experiment.algorithm)
     check_settings(resolved)
     critic = experiment.algorithm.critic

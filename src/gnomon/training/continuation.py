@@ -28,7 +28,7 @@ from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.models.remote_code import revision
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
 from gnomon.records.console import Console
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import RunDirectory, refuse_unchanged
 from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.ownership import check_own
 from gnomon.records.reading import RunRecord
@@ -354,11 +354,7 @@ class Continuation:
         directory.check(run)
         table = directory.table()
         check_own(run, table)
-        if not settings:
-            raise ConfigError(
-                f"{run} is continued with something changed, such as more steps in all: gnomon continue "
-                f"{quote(str(run))} steps=200; to go on as it was begun, type gnomon resume {quote(str(run))}"
-            )
+        refuse_unchanged(run, settings)
         asked = with_settings(table, settings)
         return cls(run, from_table(table).experiment, replace(asked, experiment=anchored(asked.experiment)))
 
