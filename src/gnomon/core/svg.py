@@ -29,24 +29,27 @@ class Scale:
         return self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first)
 
     def step(self, count: int) -> float:
-        """Return the distance of about ``count`` ticks: 1, 2 or 5 times a power of ten.
+        """Return the least distance with at most ``count`` + 1 ticks: 1, 2 or 5 times a power of ten.
 
         >>> Scale(0.0, 24.0, 0.0, 1.0).step(5)
         5.0
+        >>> Scale(0.08, 0.92, 0.0, 1.0).step(4)
+        0.2
         """
-        rough = (self.high - self.low) / count
-        unit = 10.0 ** math.floor(math.log10(rough))
-        return next(float(m * unit) for m in (1, 2, 5, 10) if m * unit >= rough * 0.999)
+        unit = 10.0 ** math.floor(math.log10((self.high - self.low) / (count + 2)))
+        return next(step for m in (1, 2, 5, 10, 20) if len(self._multiples(step := m * unit)) <= count + 1)
 
     def ticks(self, count: int) -> list[float]:
         """Return the round numbers within the range, at most ``count`` + 1.
 
-        >>> Scale(0.1, 1.0, 0.0, 1.0).ticks(4)
+        >>> Scale(0.1, 1.0, 0.0, 1.0).ticks(2)
         [0.5, 1.0]
         """
         step = self.step(count)
-        start = math.ceil(self.low / step - 1e-9)
-        return [n * step for n in range(start, math.floor(self.high / step + 1e-9) + 1)]
+        return [n * step for n in self._multiples(step)]
+
+    def _multiples(self, step: float) -> range:
+        return range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
 
 
 def scale_of(values: Sequence[float], places: tuple[float, float], is_padded: bool = True) -> Scale:
