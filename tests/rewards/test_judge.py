@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import threading
 import time
 import tomllib
@@ -271,6 +272,30 @@ def test_what_was_said_is_not_asked_again(tmp_path: Path):
         assert asked(settings, "2", "2", "3", cache=JudgeCache(file)) == again
         assert asked(judge(at, votes=2, temperature=0.5), "2", cache=JudgeCache(file))
         assert len(at.asked) == 7
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"garbage", b"\xff\xfe", b"7", b"null", b"[]", b"{}", b'{"request": []}', b"[" * 100_000,
+        *({"grades": grades} for grades in ([10], [10, 10, 10], [10, 11], [-1, 0], [True, 0], [math.nan, 0], "x", None,
+                                            {}, [[10, 10]], [10, None], 7)),
+        *({"tokens": tokens} for tokens in ("x", [1], [1, 2, 3], [-1, 2], [1.5, 2], [True, 1], {}, 7, [None, None])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_run_keeps_is_asked_again(tmp_path: Path, forged: Any):
+    """A file of a stranger's, or of a broken disk: no reward of a line that no run writes, and no error of Python."""
+    file = tmp_path / "judge.jsonl"
+    with endpoint(lambda *_: said([4, 6])) as at:
+        first = asked(judge(at), "2", cache=JudgeCache(file))
+        kept = json.loads(file.read_text())
+        file.write_bytes((forged if isinstance(forged, bytes) else json.dumps(kept | forged).encode()) + b"\n")
+
+        assert asked(judge(at), "2", cache=JudgeCache(file)) == first
+        assert len(at.asked) == 2
+        assert asked(judge(at), "2", cache=JudgeCache(file)) == first
+        assert len(at.asked) == 2
 
 
 def test_the_pool_adds_the_judge_to_the_other_rewards():

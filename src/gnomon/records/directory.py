@@ -214,7 +214,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The message names it.
         """
-        plain = [*self._written(), self.card, self.prompts]
+        plain = [*self._written(), self.card, self.prompts, self.judged]
         for folder in self._folders():
             if os.path.lexists(folder) and not folder.is_dir():
                 raise RunDirectoryError(f"{folder} is no folder, as a run writes it there; move it away")

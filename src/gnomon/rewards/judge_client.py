@@ -58,7 +58,8 @@ class JudgeCache:
         policy: Who answers where the policy judges; set once there is an engine.
 
     Args:
-        path: The file; None keeps nothing beyond the process. A last line that was cut off is left out.
+        path: The file; None keeps nothing beyond the process. A last line that was cut off is left out, and so is one
+            that no run writes: what it answers is asked again.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -72,15 +73,22 @@ class JudgeCache:
         if cut:
             os.truncate(path, len(whole) + len(newline))
         for line in whole.splitlines():
-            said = json.loads(line)
-            self._known[said["request"]] = said
+            try:
+                said = json.loads(line)
+                self._known[str(said["request"])] = dict(said)
+            except (ValueError, TypeError, LookupError, RecursionError):
+                continue
 
-    def said(self, request: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what was said to a request; where it was never made, ``ask`` makes it, and its reply is kept first."""
+    def said(
+        self, request: str, ask: Callable[[], dict[str, Any]], is_sound: Callable[[Mapping[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """Return what was said to a request; where it was never made, or what was kept is not sound, ``ask`` makes it,
+        and its reply is kept first.
+        """
         with self._lock:
             gate = self._gates.setdefault(request, threading.Lock())
         with gate:
-            if request not in self._known:
+            if request not in self._known or not is_sound(self._known[request]):
                 reply = {"request": request, **ask()}
                 with self._lock:
                     self._write(reply)
@@ -190,19 +198,24 @@ class JudgeClient(Scorer):
         }
         said = [plan.url, body, vote] + ([self._policy.version] if plan.is_policy else [])
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-        return self._cache.said(digest, partial(self._asked, body, len(samples), digest))
+        many = len(samples) if plan.over == "group" else None
+
+        def is_sound(kept: Mapping[str, Any]) -> bool:
+            return _are_grades(kept.get("grades"), len(plan.criteria), many) and _are_tokens(kept.get("tokens"))
+
+        return self._cache.said(digest, partial(self._asked, body, many, digest), is_sound)
 
     @property
     def _policy(self) -> JudgingPolicy:
         assert self._cache.policy is not None, "the engine is there before an answer is judged"
         return self._cache.policy
 
-    def _asked(self, body: dict[str, Any], answers: int, digest: str) -> dict[str, Any]:
+    def _asked(self, body: dict[str, Any], answers: int | None, digest: str) -> dict[str, Any]:
         plan, cause = self._settings, ""
         if plan.is_policy:
-            reply = self._policy(body, plan.schema(answers), digest, self._closed.is_set)
+            reply = self._policy(body, plan.schema(answers or 1), digest, self._closed.is_set)
             try:
-                grades = _read(reply, len(plan.criteria), answers if plan.over == "group" else None)
+                grades = _read(reply, len(plan.criteria), answers)
             except _Unusable as error:  # cut off at max_tokens
                 raise VerifierError(f"the policy gave no grades: {shorten(str(error))}") from None
             return {**grades, "version": reply["version"]}
@@ -211,7 +224,7 @@ class JudgeClient(Scorer):
             if self._closed.wait(max(told, plan.pause_seconds * 2 ** (attempt - 1)) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")
             try:
-                return _read(self._reply(body), len(plan.criteria), answers if plan.over == "group" else None)
+                return _read(self._reply(body), len(plan.criteria), answers)
             except _Unusable as error:
                 cause, told = shorten(str(error)), min(error.wait_seconds, plan.timeout_seconds)
                 if error.is_final:
@@ -276,15 +289,25 @@ def _read(reply: Any, count: int, answers: int | None) -> dict[str, Any]:
         text = reply["choices"][0]["message"]["content"]
         fenced = re.fullmatch(r"\s*```(?:json)?\s*(.*?)\s*```\s*", text, re.DOTALL)
         grades = json.loads(fenced[1] if fenced else text)["grades"]
-        rows = [grades] if answers is None else grades
-        if not isinstance(rows, list) or len(rows) != (answers or 1) or not all(_is_row(row, count) for row in rows):
+        if not _are_grades(grades, count, answers):
             lists = "" if answers is None else f"{answers} lists of "
             raise ValueError(f"{lists}{count} numbers from 0 to {BEST} were asked for")
         usage = reply.get("usage") or {}
         tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _Unusable(f"the reply is not what was asked for ({error}): {json.dumps(reply)[:200]}") from None
-    return {"grades": grades, "reply": text, "tokens": tokens if all(type(t) is int for t in tokens) else None}
+    return {"grades": grades, "reply": text, "tokens": tokens if _are_tokens(tokens) else None}
+
+
+def _are_grades(grades: Any, count: int, answers: int | None) -> bool:
+    rows = [grades] if answers is None else grades
+    return isinstance(rows, list) and len(rows) == (answers or 1) and all(_is_row(row, count) for row in rows)
+
+
+def _are_tokens(tokens: Any) -> bool:
+    """Whether these are counts of what was read and written, or None."""
+    is_pair = isinstance(tokens, list) and len(tokens) == 2
+    return tokens is None or (is_pair and all(type(count) is int and count >= 0 for count in tokens))
 
 
 def _is_row(row: Any, count: int) -> bool:
