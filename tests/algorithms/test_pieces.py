@@ -1,7 +1,7 @@
 """Single pieces at single points, with numbers that can be checked by hand."""
 
 import math
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from gnomon.algorithms import (
     summary,
 )
 from gnomon.algorithms.describe import NOTES
+from gnomon.algorithms.pieces import slots
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.errors import ConfigError
 from gnomon.testing import loss_and_gradient, make_batch
@@ -215,3 +216,20 @@ def test_the_papers_settings():
     assert (SPO.updates.total, SPO.sampler.epsilon) == (8, 0.05)
     assert SPO.surrogate == ClippedSurrogate(Clip(0.2, 0.28))
     assert GRPO.surrogate == ClippedSurrogate(Clip(0.2, 0.2))
+
+
+@pytest.mark.parametrize("value", ["0", None, [1], math.nan, -math.inf, 10**400], ids=lambda value: str(value)[:4])
+def test_what_is_no_number_is_refused_with_the_field(value: object):
+    """Every piece that has numbers is made, and judged in its composition, or names the field; it never breaks."""
+    made, said = 0, []
+    for piece in {cls for fitting in slots().values() for cls in fitting.values()}:
+        has_needs = any(f.init and (f.default, f.default_factory) == (MISSING, MISSING) for f in fields(piece))
+        for name in (f.name for f in fields(piece) if f.init and f.type in (int, float) and not has_needs):
+            made += 1
+            try:
+                piece(**{name: value})
+            except ConfigError as error:
+                said.append((name, str(error)))
+
+    assert made > 80
+    assert [each for name, each in said if f"{name} = " not in each and f"{name} must be " not in each] == []

@@ -144,6 +144,7 @@ class OffPolicyMask:
 
 
 @dataclass(frozen=True)
+@bounded(threshold="> 0")
 class DivergenceMask:
     """0 for a token, or a response, whose probability under current is too far from that under behavior, else 1.
 

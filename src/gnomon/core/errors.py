@@ -36,7 +36,8 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 
 class GnomonError(Exception):
@@ -276,14 +277,30 @@ def bounded(where: str | None = "", **bounds: str) -> Callable[[type[C]], type[C
         own: Callable[[C], None] = vars(cls).get("__post_init__", lambda self: None)
 
         def __post_init__(self: C) -> None:
-            check_bounds(cls.__name__ if where == "" else where or "", self, **bounds)
-            own(self)
+            place = cls.__name__ if where == "" else where or ""
+            try:
+                check_bounds(place, self, **bounds)
+                own(self)
+            except (TypeError, OverflowError):
+                _refuse_no_number(place, self)
+                raise
 
         cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
         cls.__bounds__ = bounds  # type: ignore[attr-defined]
         return cls
 
     return with_check
+
+
+def _refuse_no_number(where: str, piece: object) -> None:
+    """Raise ConfigError for the first field of a dataclass that is of numbers alone and holds something else."""
+    for name, hint in get_type_hints(type(piece)).items():
+        value, kinds = getattr(piece, name), get_args(hint) or (hint,)
+        if not {*kinds} <= {int, float, bool, NoneType}:
+            continue
+        if not isinstance(value, (*kinds, int)) or (isinstance(value, int) and abs(value) >= 2**1023):
+            said = "a whole number" if float not in kinds else "a number"
+            raise ConfigError(f"{where}{'.' if where else ''}{name} = {shortened(repr(value))}: should be {said}")
 
 
 def bounds_of(cls: type) -> Mapping[str, str]:
