@@ -45,6 +45,7 @@ class Generate:
 
     def __init__(self, model: str, dtype: torch.dtype, device: torch.device, max_concurrent: int) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+        self._model.generation_config = GenerationConfig()  # a folder's own would end and change answers
         config = self._model.config
         self._limits = ContextLimits(config.max_position_embeddings, config.vocab_size)
         self._max_concurrent, self._names, self._is_closed = max_concurrent, (), False

@@ -301,6 +301,15 @@ def test_rounded_weights_are_not_the_weights_that_are_trained():
     assert "it is off-policy: answers are drawn from weights rounded to fp8." in " ".join(plan.sentences)
 
 
+def test_another_temperature_of_the_learner_is_off_policy():
+    """What sampled the answers is then not what the ratio takes for it, though the weights are one."""
+    plan = planned("learner.temperature=0.8", "sampling.temperature=1.0")
+
+    assert not plan.is_on_policy
+    assert "off-policy: answers are drawn at temperature 1 and scored at 0.8" in " ".join(plan.sentences)
+    assert planned("learner.temperature=1.0").is_on_policy
+
+
 def test_a_plan_shows_the_first_prompt_with_its_tokens():
     """Text with control tokens spelled out, how many tokens, and the ids at both ends, in words and in the row."""
     plan = planned()

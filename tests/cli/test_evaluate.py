@@ -159,6 +159,18 @@ def test_a_benchmark_copy_is_asked_whole(tmp_path: Path, capsys: Capture):
     assert {"answer", "format"} <= set(found["scores"])
 
 
+def test_a_model_is_asked_published_sets_each_in_its_own_way(tmp_path: Path, capsys: Capture):
+    """Samples and lengths of `evaluation.tasks`, for a model without any run."""
+    copy = tmp_path / "aime.jsonl"
+    copy.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(2)))
+    sets = f'["arithmetic", {{task = "aime-24={copy}", samples = 2, sampling = {{max_completion_length = 2}}}}]'
+
+    assert main(["evaluate", "tiny", f"evaluation.tasks={sets}", "sampling.max_completion_length=3", "--json"]) == 0
+    parts = {part["task"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
+    assert [(part["prompts"], part["samples"]) for part in parts.values()] == [(200, 1), (2, 2)]
+    assert parts["aime-24"]["length_tokens_mean"] <= 2
+
+
 def test_a_file_is_judged_by_what_judges_the_run(run: Path, tmp_path: Path, capsys: Capture):
     """The run names no reward, so its task's own judges: the last number. Means of two samples are no 0-or-1 pairs."""
     rows = [{"prompt": f"{a} + {a} = ", "answer": str(2 * a)} for a in range(5)]

@@ -72,6 +72,7 @@ def test_the_first_two_steps_of_a_twin(name: str, tmp_path: Path):
     small = [
         "steps=2",
         "held_out.size=4",
+        "task.size=60",  # SPO asks each question eight times before its first step
         "rollouts_per_step=16",
         "checkpoints.every=0",
         "--run-dir",

@@ -158,3 +158,16 @@ def test_names_and_copies_that_are_not_there(tmp_path: Path):
         PublishedTask("math").questions()
     with pytest.raises(DatasetError, match="does not exist"):
         PublishedTask("math", path=str(tmp_path / "no.jsonl")).questions()
+
+
+@pytest.mark.parametrize("name", ["dapo-17k", "math", "aime-24", "ifeval"])
+def test_another_table_under_a_sets_name_is_told_the_columns_of_the_set(name: str, tmp_path: Path):
+    """Its columns cannot be named otherwise, so no setting is proposed that would be refused."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"text": "1+1=", "label": "2"}))
+
+    with pytest.raises(
+        DatasetError, match=rf"bring a copy of '{name}' as it was published, with '(prompt|problem)'"
+    ) as e:
+        named(f"{name}={file}").questions()
+    assert "task.prompt_column" not in str(e.value)

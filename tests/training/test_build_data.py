@@ -250,6 +250,16 @@ def test_a_setting_that_changes_nothing_is_said(overrides: list[str], said: str)
     assert said in "".join(idle)
 
 
+def test_packages_that_no_program_can_import_are_said():
+    """Neither a reward nor a tool runs programs here; with the Python tool nothing is said."""
+    packages, tools = 'packages=["numpy"]', 'environment={kind="tools", tools=["python"]}'
+
+    assert any(
+        "packages = ['numpy'] changes nothing" in each for each in questions(load("tiny", [packages]).experiment).said
+    )
+    assert not any("packages" in each for each in questions(load("tiny", [packages, tools]).experiment).said)
+
+
 def test_what_changes_nothing_is_among_what_is_said_at_start():
     """In plan, train and evaluate alike."""
     remarks = questions(load("tiny", ["cluster.graders=4"]).experiment).said

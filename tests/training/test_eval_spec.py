@@ -90,6 +90,28 @@ def test_a_task_must_come_from_somewhere():
         EvalSpec().experiments([EvalTarget("tiny"), EvalTarget("tiny")])
 
 
+def test_a_model_alone_is_asked_several_sets_each_in_its_own_way(tmp_path: Path):
+    """Samples, number and sampling of each set, as in a run's evaluation.tasks; --samples goes before its own."""
+    sets = (
+        'evaluation.tasks=["arithmetic", {task = "chain_sum", samples = 3, size = 7, sampling = {temperature = 0.6}}]'
+    )
+    (experiment, weights), *_ = EvalSpec(overrides=(sets,)).experiments([EvalTarget("tiny")])
+    (again, _), *_ = EvalSpec(samples=2, overrides=(sets,)).experiments([EvalTarget("tiny")])
+
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(json.dumps({"problem": "1 + 1?", "answer": "2"}))
+    (published, _), *_ = EvalSpec(overrides=(f'evaluation.tasks=["aime-24={copy}"]',)).experiments([EvalTarget("tiny")])
+
+    assert (weights.model, published.evaluation.tasks[0].label) == ("tiny", "aime-24")
+    assert [(e.label, e.samples, e.size) for e in experiment.evaluation.tasks] == [
+        ("arithmetic", None, None), ("chain_sum", 3, 7),
+    ]  # fmt: skip
+    assert experiment.evaluation.tasks[1].sampling.temperature == 0.6
+    assert (again.evaluation.samples, [e.samples for e in again.evaluation.tasks]) == (2, [None, None])
+    with pytest.raises(ConfigError, match="--prompts 5 is of a task that is named with --task"):
+        EvalSpec(prompts=5, overrides=(sets,)).experiments([EvalTarget("tiny")])
+
+
 def test_a_named_task_brings_its_rewards_and_its_size(tmp_path: Path):
     """200 questions of a generator, so many as are said of a file, all of a benchmark; the run's rewards do not fit."""
     copy = tmp_path / "copy.jsonl"

@@ -31,7 +31,7 @@ class _Weighted(Regularizer):
 
 
 @dataclass(frozen=True)
-@bounded(coefficient=">= 0", top_k=">= 0")
+@bounded(coefficient=">= 0", top_k=">= 0 (0 is the whole distribution)")
 class Kl(_Weighted):
     """Coefficient times an estimate of KL(current || anchor) from the sampled tokens.
 

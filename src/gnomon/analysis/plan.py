@@ -278,6 +278,11 @@ def _lateness(resolved: Resolved) -> list[str]:
         late.append(f"answers may be {many(experiment.staleness_bound, 'step')} older than the weights they train")
     if experiment.engine.rounding != "none":
         late.append(f"answers are drawn from weights rounded to {experiment.engine.rounding}")
+    if experiment.scoring_temperature != experiment.sampling.temperature and not experiment.algorithm.is_supervised:
+        late.append(
+            f"answers are drawn at temperature {experiment.sampling.temperature:g} and scored at "
+            f"{experiment.scoring_temperature:g} (learner.temperature)"
+        )
     return late
 
 

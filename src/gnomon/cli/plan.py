@@ -50,12 +50,12 @@ def run(arguments: Sequence[str]) -> int:
     given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:
         parser.error("--json prints one object and --resolved an experiment: leave one out")
+    if given.hardware is None and (given.gpus, given.prompt_tokens, given.answer_tokens) != (None, None, None):
+        parser.error("--gpus, --prompt-tokens and --answer-tokens are for --hardware; add it: --hardware h100")
     check_names(given.experiment, given.overrides, is_here=given.hardware is None)
     if given.hardware is not None:
         import_module("gnomon.analysis.planner.hardware").hardware_of(given.hardware)
         return _on_cluster(given)
-    if (given.gpus, given.prompt_tokens, given.answer_tokens) != (None, None, None):
-        parser.error("--gpus, --prompt-tokens and --answer-tokens are for --hardware")
 
     with working("loading libraries", is_brief=True):
         from gnomon.analysis.plan import make_plan

@@ -15,7 +15,7 @@ from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.instructions import LANGUAGE
 from gnomon.tasks.base import Content
 from gnomon.tasks.question import ListDataset, Question
-from gnomon.tasks.tables import TableTask, is_file_name
+from gnomon.tasks.tables import SetTable, is_file_name
 
 Columns = Mapping[str, Any]
 
@@ -200,12 +200,13 @@ class BenchmarkTask:
         published = BENCHMARKS[self.benchmark]
         if self.path is None and published.files:
             raise DatasetError(f"{self._how}; no library reads them from there: the set comes with a loading script")
-        read = TableTask(
+        read = SetTable(
             self.path or published.hub,
             prompt_column=published.prompt_column,
             answer_column=published.answer_column,
             require_answer=published.answer_column is not None,
             repeated="keep",
+            set=self.benchmark,
         )
         if self.path is None or not is_file_name(self.path):
             read = replace(read, split=published.split, subset=published.subset if self.path is None else None)

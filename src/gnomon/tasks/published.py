@@ -9,7 +9,7 @@ from gnomon.core.errors import ConfigError, DatasetError, unknown
 from gnomon.rewards.grading import WeightedReward
 from gnomon.tasks.benchmarks import examples, is_answered, published_sets, spelled
 from gnomon.tasks.question import ListDataset, Question
-from gnomon.tasks.tables import TableTask
+from gnomon.tasks.tables import SetTable
 
 _MOST_WITHOUT = 0.01
 """Share of rows without an answer that a published set may have; more say that it is another table."""
@@ -82,10 +82,10 @@ class PublishedTask:
         return PUBLISHED[self.set].rewards
 
     @property
-    def table(self) -> TableTask:
+    def table(self) -> SetTable:
         """The set as the table that it is."""
         known = PUBLISHED[self.set]
-        return TableTask(
+        return SetTable(
             self.path or known.hub,
             prompt_column=known.prompt_column,
             answer_column=known.answer_column,
@@ -94,6 +94,7 @@ class PublishedTask:
             suffix=known.suffix if self.suffix is None else self.suffix,
             template=self.template,
             repeated=self.repeated,
+            set=self.set,
         )
 
     def questions(self) -> ListDataset:

@@ -684,11 +684,26 @@ class TableTask:
         rest = [str(number) for number, _ in flaws[LISTED:]]
         numbers = f"{', '.join(rest[:10])}{', ...' if len(rest) > 10 else ''}"
         more = f"and {len(rest)} more, rows {numbers}; " if rest else ""
+        return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}\n"
+                f"{more}correct these rows, or {self._remedy}")  # fmt: skip
+
+    @property
+    def _remedy(self) -> str:
         named = [key for key in ("completion", "rejected", "label") if getattr(self, f"{key}_column") is not None]
         read = ["prompt", *(["answer"] if self.completion_column in (None, "auto") else []), *named]
-        columns = ", ".join(f"task.{key}_column" for key in read)
-        return (f"{len(flaws)} of {rows} rows of {self.path} cannot be used:\n  {listed}\n"
-                f"{more}correct these rows, or name other columns with {columns}")  # fmt: skip
+        return "name other columns with " + ", ".join(f"task.{key}_column" for key in read)
+
+
+@dataclass(frozen=True)
+class SetTable(TableTask):
+    """The rows of a set that is known by its name: its columns are those that it was published with."""
+
+    set: str = ""
+
+    @property
+    def _remedy(self) -> str:
+        columns = " and ".join(f"'{name}'" for name in (self.prompt_column, self.answer_column) if name)
+        return f"bring a copy of '{self.set}' as it was published, with {columns}; another table goes by its file alone"
 
 
 def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ A test of an engine of one's own, with the model that `trial_model` writes:
 
 import asyncio
 import functools
+import json
 import math
 import re
 import tempfile
@@ -49,8 +50,14 @@ _SAMPLING = Sampling(max_completion_length=12, stop_ids=(257,))
 
 @functools.cache
 def trial_model() -> str:
-    """Return the folder of a tiny model with a context of 96 tokens, other weights than those of `trial_snapshot`."""
-    return str(save_tiny(Path(tempfile.mkdtemp(prefix="gnomon-trial-")), 1, TRIAL_CONFIG))
+    """Return the folder of a tiny model with a context of 96 tokens, other weights than those of `trial_snapshot`.
+
+    Its generation_config.json ends answers at most tokens and repeats none: only `Sampling` says how answers are drawn.
+    """
+    folder = save_tiny(Path(tempfile.mkdtemp(prefix="gnomon-trial-")), 1, TRIAL_CONFIG)
+    own = {"eos_token_id": [*range(1, TRIAL_CONFIG.vocab_size, 2)], "repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    return str(folder)
 
 
 def trial_snapshot(version: int, seed: int = 0) -> Snapshot:

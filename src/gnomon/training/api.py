@@ -445,7 +445,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
             with Console() as console:
                 say_whose_code(experiment, console)
                 with console.phase("preparing tasks"):
-                    asked = held_out_questions(experiment) if exam.tasks else questions(experiment)
+                    asked = held_out_questions(experiment) if exam.tasks or leader is None else questions(experiment)
                 _try_rewards(experiment, asked, console)
                 slow = resolved.slow_ways(asked.mean_prompt_tokens)
                 for note in (*asked.said, *slow):

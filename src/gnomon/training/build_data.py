@@ -375,6 +375,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
     if is_supervised and not exams and experiment.evaluation.samples > 1:
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
+    untried.append(_idle_packages(experiment, [by for by in (grading, *(exam.grading for exam in exams)) if by]))
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
 
@@ -422,6 +423,15 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
             )
         found.append(Exam(tasks, sampling, samples, judged, how.words(experiment.sampling)))
     return tuple(found)
+
+
+def _idle_packages(experiment: Experiment, gradings: Sequence[Grading]) -> str:
+    """Return that no program is run which could import the packages; "" where one is, or none is named."""
+    runs = any(isinstance(reward.verifier, Code) for grading in gradings for reward in grading.rewards)
+    tools = () if experiment.environment is None else experiment.environment.tools
+    if runs or PYTHON in tools or not experiment.packages:
+        return ""
+    return f'packages = {list(experiment.packages)} changes nothing: no reward runs programs, and "python" is no tool'
 
 
 def judged_by(experiment: Experiment, asked: EvalTask, grading: Grading | None) -> Grading | None:

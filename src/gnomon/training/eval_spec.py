@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, Self
 
 from gnomon.config.experiment import Experiment, from_table
-from gnomon.config.reading import check_evaluation, read
+from gnomon.config.reading import check_evaluation, parse_override, read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from gnomon.core.tables import to_table
 from gnomon.models.load import BUILT_IN
@@ -111,17 +111,23 @@ class EvalSpec:
             RunDirectoryError, CheckpointError: If a run or its checkpoint is not there, or is damaged.
         """
         leader = self.leader(candidates)
-        if not self.tasks and leader is None:
+        if not self.tasks and leader is None and not self._sets:
             raise _no_task(candidates[0])
         if not self.tasks and self.prompts is not None:
             raise ConfigError(
                 f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
-                f"{leader.model if leader else ''} held out are asked: leave --prompts out, or name a task"
+                f"{leader.model if leader else 'evaluation.tasks'} held out are asked: leave --prompts out, or name it"
             )
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
         for run in (Path(candidate.model) for candidate in candidates if candidate.is_run):
             check_own(run, read(run / "experiment.toml"))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
+
+    @property
+    def _sets(self) -> list[Any]:
+        """What an override names as ``evaluation.tasks``: names, and tables with samples and sampling of their own."""
+        found = dict(map(parse_override, self.overrides)).get("evaluation.tasks")
+        return found if isinstance(found, list) else []
 
     @property
     def asks_as_begun(self) -> bool:
@@ -147,6 +153,11 @@ class EvalSpec:
                 table.pop("rewards", None)
             elif not table.get("rewards"):
                 table["rewards"] = _judges(begun)
+        elif "task" not in table:
+            asked_first = self._sets[0].get("task") if isinstance(self._sets[0], Mapping) else self._sets[0]
+            table["task"] = (
+                to_table(named(asked_first)) if isinstance(asked_first, str) else asked_first or "arithmetic"
+            )
         samples = [f"evaluation.samples={1 if self.samples is None else self.samples}"]
         experiment = from_table(table, [*samples, *self.overrides]).experiment
         if self.samples is None or not experiment.evaluation.tasks:

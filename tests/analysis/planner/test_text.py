@@ -186,6 +186,7 @@ def test_what_does_not_fit_says_what_to_set(arguments: tuple[str, ...], ways: tu
     ("arguments", "said"),
     [
         (("plan", RANDOM, "--gpus", "8"), "are for --hardware"),
+        (("plan", "spo-qwen3-8b-dapo", "--gpus", "8"), "are for --hardware"),  # whose model is not here
         (("plan", RANDOM, "--resolved", "--json"), "leave one out"),
     ],
 )
