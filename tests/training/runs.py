@@ -1,5 +1,6 @@
 """Runs that are compared with each other: what one left behind, how a crash leaves it, and how one is killed."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,11 @@ def trace(run: Path, steps: int) -> dict[str, Any]:
     final = run / "checkpoints" / f"step-{steps}"
     records = sorted([*run.glob("rollouts/*"), *run.glob("batches/*"), *run.glob("evaluations/*")])
     files = [*records, *sorted((final / "state").glob("*.json")), *sorted(final.rglob("*.safetensors"))]
-    kept = {str(path.relative_to(run)): path.read_bytes() for path in files}
+    kept = {str(path.relative_to(run)): _TURN_SECONDS.sub(b"", path.read_bytes()) for path in files}
     return {name: measured(run / f"{name}.jsonl") for name in ("metrics", "evaluations", "pretraining")} | kept
+
+
+_TURN_SECONDS = re.compile(rb'"turn_seconds":\[[^]]*\],?')
 
 
 def measured(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Containers: what is refused and why, the command that is built, and hostile programs where podman runs."""
 
 import asyncio
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
+from tests.training.runs import same, trace
 
-from gnomon.core.errors import ConfigError
+from gnomon.config.experiment import load
+from gnomon.core.errors import ConfigError, Stopped
 from gnomon.rewards.sandbox.audit import attack
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.rewards.sandbox.container import Container, ContainerSandbox
@@ -22,6 +27,8 @@ from gnomon.rollouts.env_workers import environment_fork_server
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.python_tool import CONTAINER_ENDED
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
+from gnomon.training.api import resume, train_experiment
+from gnomon.training.run import StopRequest
 
 IMAGE = f"gnomon-test-{os.getpid()}"
 BOUNDS = SandboxLimits(wall_seconds=5.0, memory_mib=256, output_kib=256, files_mib=16, threads=64)
@@ -325,3 +332,35 @@ def test_tools_share_a_rollouts_container(image):
 
     assert asyncio.run(talk()) == ["[no output]", "42"]
     assert listed() == ""
+
+
+# Every answer is a call whose letter the policy chooses; the second one finds what the first one left.
+CALL = r'<tool_call>\{"name": "shell", "arguments": \{"command": "echo [a-d]>>n; cat n in"\}\}</tool_call>'
+CALLING = (
+    "steps=3", "rollouts_per_step=4", "algorithm.num_generations=2", "held_out.size=1", "evaluation.before=false",
+    "environment.kind=tools", 'environment.tools=["shell"]', "environment.sandbox=podman",
+    "environment.image_files=files", "environment.max_turns=2", "environment.max_concurrent=1",
+    "environment.timeout_seconds=60", "sampling.max_completion_length=400",
+    "rewards=[{kind='format', pattern='.*echo [ab].*'}]", f"sampling.grammar.regex={json.dumps(CALL)}",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_stopped_run_of_tools_in_containers_is_the_uninterrupted_one(image, tmp_path):
+    """Its containers are gone when it stops, and new ones have the rows' files: all that is recorded is equal.
+
+    One conversation at a time: an answer that is computed beside others differs in its last digits by who they are.
+    """
+    rows = [{"prompt": f"go {n}", "answer": "a", "files": {"/tmp/in": f"{n}"}} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = f"task={{kind='table', path='{tmp_path / 'rows.jsonl'}'}}"
+    experiment = load(RANDOM, [task, f"environment.image={image}", *CALLING])
+    train_experiment(experiment, tmp_path / "whole")
+    with pytest.raises(Stopped, match="stopped after step 1"):
+        train_experiment(experiment, tmp_path / "run", StopRequest(signal.SIGTERM, after=1))
+    assert listed() == ""
+    resume(tmp_path / "run")
+
+    same(trace(tmp_path / "run", 3), trace(tmp_path / "whole", 3))
+    replies = re.findall(r"<\|eos\|>\\n[a-d]\\n\d\\n", (tmp_path / "run/rollouts/step-000003.jsonl").read_text())
+    assert len(replies) == 4, "a new session's calls are answered from the row's file"
