@@ -110,6 +110,18 @@ def test_rows_are_scored_and_drawn_as_if_alone(name: str):
     assert max(differences(made(FEW[name]))) <= 1e-5
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_queries_scaled_by_length_are_those_of_their_own_row():
+    """Llama 4's scale changes at 30 tokens here, beyond what a trial draws; shorter models keep the fast way."""
+    scaled = {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "attn_scale": 0.7, "no_rope_layers": [1, 0]}
+    model = made(("Llama4Text", {**scaled, **EXPERTS, "floor_scale": 30}))
+    far = made(("Llama4Text", {**scaled, **EXPERTS, "floor_scale": LIMIT + 1}))
+
+    assert max(differences(model)) <= 1e-5
+    assert not fastest_decoder(model).joins
+    assert fastest_decoder(far).joins
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MORE)

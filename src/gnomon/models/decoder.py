@@ -414,6 +414,8 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if is_attention_only(model) else []
     if carries_states(model):
         makers = [HybridDecoder]
+    if scales_by_column(model):
+        first, makers = (), []
     for make in (*first, *makers, SameLengthDecoder):
         if agrees(make, model):
             return make(model)
@@ -448,6 +450,17 @@ def tried_lengths(model: Any) -> list[int]:
 def carries_states(model: Any) -> bool:
     """Whether layers carry a state, in a cache of transformers' own kinds."""
     return any(isinstance(e, LinearAttentionCacheLayerMixin) for e in DynamicCache(config=model.config).layers)
+
+
+def scales_by_column(model: Any) -> bool:
+    """Whether queries are scaled by their column of the cache, and not of their row, at a length that a row may reach.
+
+    Llama 4's layers without rotary positions do so from ``floor_scale`` tokens on: a row beside a longer one would get
+    the longer one's scale. No trial is as long (8,192 tokens).
+    """
+    text = vars(model.config.get_text_config())
+    edge, longest = text.get("floor_scale"), context_length(model)
+    return bool(text.get("attn_temperature_tuning")) and edge is not None and (longest is None or longest >= edge)
 
 
 def context_length(model: Any) -> int | None:
