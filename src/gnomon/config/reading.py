@@ -215,9 +215,11 @@ def check_names(
     for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
             _check_algorithm(name, place)
-    for check in (_check_tasks, _check_rewards, _check_engine, _check_model, _check_files, _check_rules, _check_lora):
+    for check in (_check_tasks, _check_rewards, _check_engine, _check_files, _check_rules, _check_lora):
         with _noted(faults):
             check(last)
+    with _noted(faults):
+        _check_model(last, is_here)
     with _noted(faults):
         settle_length(dict(given), {key for key, _ in settings})
     if not faults:
@@ -378,13 +380,14 @@ def _check_engine(last: Mapping[str, Any]) -> None:
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
 
 
-def _check_model(last: Mapping[str, Any]) -> None:
+def _check_model(last: Mapping[str, Any], is_here: bool) -> None:
     model = last.get("model")
     if not isinstance(model, str) or model in BUILT_IN:
         return
     if not model.strip() or "://" in model:
         raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
-    check_place(model)
+    if is_here:  # a plan for other hardware takes a shape alone
+        check_place(model)
 
 
 def _check_files(last: Mapping[str, Any]) -> None:

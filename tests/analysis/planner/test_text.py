@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.random_model import RANDOM
@@ -180,6 +181,22 @@ def test_what_does_not_fit_says_what_to_set(arguments: tuple[str, ...], ways: tu
     for way in ways:
         assert way in said
         assert main(["plan", "quickstart", *arguments, *way.split()]) == 0
+
+
+@pytest.mark.parametrize("model", ["{}", "{}/config.json"])
+def test_a_folder_with_nothing_but_a_config_is_planned(model: str, tmp_path: Path, capsys: Capture):
+    """Other hardware needs a shape and no weights; without --hardware the weights are asked for."""
+    config = {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("plan", "quickstart", f"model={model.format(tmp_path)}")
+
+    assert main([*asked, "--hardware", "rtx4090", "--gpus", "1"]) == 0
+    assert "494.0 million parameters" in capsys.readouterr().out
+    assert main(asked) == 2
+    assert ("has no weights" in (said := capsys.readouterr().err)) or "give the folder" in said
 
 
 @pytest.mark.parametrize(
