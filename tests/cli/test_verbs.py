@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -402,3 +404,18 @@ def test_a_runs_evaluation_says_how_far_it_was_trained(capsys: Capture, tmp_path
     assert found["step"] == 4
     assert [found[key] for key in told] == [after[key] for key in told]
     assert [before[key] for key in told] != [after[key] for key in told]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("sys.stderr.close()", "stderr"), ("sys.stdout.close()", "stdout"), ("\nwith sys.stderr: pass", "stderr")],
+)
+def test_standard_output_stays_open_for_everybody(line: str, name: str):
+    """Code of the user's that closes it gets an error with its line; at the end of the process nothing is said."""
+    code = "import sys\nfrom gnomon.cli.main import _open_standard_files\n_open_standard_files()\n"
+    code += f"try:\n    exec({line!r})\nexcept ValueError as error:\n    print(error)\n"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == f"sys.{name}.close() in <string>, line {2 if line[0] == chr(10) else 1}: others print there\n"
+    assert done.stderr == ""

@@ -67,6 +67,43 @@ class Mine:
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import sys; sys.exit(0)", r"raised SystemExit\(0\)"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+        ("import asyncio; raise asyncio.CancelledError", "raised CancelledError"),
+        ("import os; os.chdir('/')", "changed the working directory or torch's default type"),
+        (
+            "import torch; torch.set_default_dtype(torch.bfloat16)",
+            "changed the working directory or torch's default type",
+        ),
+        ("return [1]", r"fingerprints returns \[1\]; an engine has async def fingerprints"),
+        ("return {'a': 7}", r"fingerprints returns \{'a': 7\}"),
+        ("return {1: 7}", r"fingerprints returns \{1: 7\}"),
+    ],
+)
+def test_what_would_end_or_change_more_than_a_call_is_an_error_of_the_engine(tmp_path: Path, line: str, said: str):
+    """At once, in words: nobody waits for a thread that ended, and the learner computes in its own type and folder."""
+    before = Path.cwd(), torch.get_default_dtype()
+    (tmp_path / "mine.py").write_text(WHOLE.replace("fingerprints(self): ...", f"fingerprints(self): {line}"))
+    engine = make_own("tiny", EngineConfig(kind=f"{tmp_path}/mine.py:Mine"), torch.float32, torch.device("cpu"))
+
+    with pytest.raises(EngineError, match=said):
+        asyncio.run(asyncio.wait_for(engine.fingerprints(), 60))
+    assert (Path.cwd(), torch.get_default_dtype()) == before
+
+
+def test_a_version_that_cannot_be_asked_for_is_refused_when_it_is_made(tmp_path: Path):
+    """A property may raise whatever it likes."""
+    (tmp_path / "mine.py").write_text(
+        WHOLE.replace("version, beats = -1, 0", "beats, version = 0, property(lambda s: 1 / 0)")
+    )
+
+    with pytest.raises(ConfigError, match="could not be made: ZeroDivisionError"):
+        make_own("tiny", EngineConfig(kind=f"{tmp_path}/mine.py:Mine"), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("async def score", "async def rate", r"has no method score; an engine has async def score\(self, prompt"),

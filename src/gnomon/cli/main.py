@@ -9,8 +9,10 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from gnomon.core.errors import LIMITS, GnomonError, Stopped, UserError, refusal_of, unknown
 from gnomon.core.progress import Steps, shown_by
@@ -88,6 +90,14 @@ def _open_standard_files() -> None:
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for name in ("stdout", "stderr"):
+        getattr(sys, name).close = partial(_refuse_to_close, name)
+
+
+def _refuse_to_close(name: str) -> NoReturn:
+    """Raise ValueError where code of the user's closes what everybody else prints to."""
+    caller = sys._getframe(1)
+    raise ValueError(f"sys.{name}.close() in {caller.f_code.co_filename}, line {caller.f_lineno}: others print there")
 
 
 def _have_home() -> None:

@@ -167,7 +167,7 @@ def sharing_nothing(what: str, may_fork: bool = False) -> Iterator[None]:
 def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Return what all code of this process shares: how it is read and set."""
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "the working directory": (_folder, os.chdir),
+        "the working directory": (working_directory, os.chdir),
     }
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
@@ -182,7 +182,7 @@ def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     return found
 
 
-def _folder() -> str:
+def working_directory() -> str:
     """Return the working directory; "." where it was removed."""
     try:
         return os.getcwd()

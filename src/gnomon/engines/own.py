@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import os
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from gnomon.algorithms.user_pieces import load_object
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.sections import EngineConfig
 from gnomon.core.threads import dismiss_team
 from gnomon.core.types import Completion, Snapshot
-from gnomon.core.user_code import running_user_code
+from gnomon.core.user_code import running_user_code, working_directory
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import CompletionValidator, EnginePool, fault_of_logprobs
 from gnomon.models.hf_names import as_folder
@@ -83,11 +84,11 @@ def make_own(model: str, plan: EngineConfig, dtype: torch.dtype, device: torch.d
         try:
             with running_user_code(f"making {plan.kind}", 600.0):
                 engine: Any = cls(**dict(zip(CONSTRUCTED_WITH, given, strict=True)), **plan.settings)
+                lacking = [name for name in _PUBLIC if not hasattr(engine, name)]
         except Exception as error:  # whatever a user's class raises
             raise ConfigError(f"{plan.kind} could not be made: {type(error).__name__}: {error}") from error
-    for name in _PUBLIC:
-        if not hasattr(engine, name):
-            raise ConfigError(f"engine.kind = '{plan.kind}' has no {name}; {_line(name)}")
+    for name in lacking:
+        raise ConfigError(f"engine.kind = '{plan.kind}' has no {name}; {_line(name)}")
     return _InThread(engine)
 
 
@@ -119,7 +120,13 @@ class _InThread:
         await self._there(self._engine.load(snapshot))
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
-        return await self._there(self._engine.fingerprints())
+        found: Mapping[str, Fingerprint] | None = await self._there(self._engine.fingerprints())
+        if found is None:
+            return None
+        pairs: Any = found.items() if isinstance(found, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and isinstance(one, Fingerprint) for name, one in pairs):
+            raise EngineError(f"fingerprints returns {str(found)[:60]}; {_line('fingerprints')}")
+        return found
 
     async def close(self) -> None:
         await self._there(self._engine.close())
@@ -130,10 +137,22 @@ class _InThread:
             threading.Thread(target=self._loop.run_forever, name="gnomon-own-engine", daemon=True).start()
 
         async def work() -> T:
+            folder, kind, task = working_directory(), torch.get_default_dtype(), asyncio.current_task()
             try:
                 return await call
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                # What would end its thread, and let the caller wait, unless the caller itself gave up.
+                if task is not None and task.cancelling():
+                    raise
+                raise EngineError(f"its code raised {error!r}") from error
             finally:
                 dismiss_team()
+                if (working_directory(), torch.get_default_dtype()) != (folder, kind):
+                    os.chdir(folder)
+                    torch.set_default_dtype(kind)
+                    raise EngineError(
+                        "its code changed the working directory or torch's default type, for all of the run"
+                    )
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 

@@ -427,7 +427,7 @@ class EnginePool:
         member.versions.add(snapshot.version)
         await member.ask(lambda engine: engine.load(snapshot), is_alone=True)
         if member.engine.version != snapshot.version:
-            member.lose(f"it says version {member.engine.version} after it was given {snapshot.version}")
+            member.lose(f"it says version {member.engine.version!r} after it was given {snapshot.version}")
 
     async def _everywhere(self, work: Callable[[Replica], Awaitable[None]]) -> None:
         self._check()
