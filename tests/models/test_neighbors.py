@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 import transformers as hf
 from benchmarks.architectures import (
     ARCHITECTURES,
@@ -19,6 +20,7 @@ from benchmarks.architectures import (
     TURN,
     YARN,
     Shape,
+    alone,
     differences,
     drawn,
     made,
@@ -29,6 +31,7 @@ from gnomon.engines.base import Sampling
 from gnomon.models.attention import rotary_edge
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import RecomputeDecoder, tried_lengths
+from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tokenizer import context_of
 
 DYNAMIC = {**TURN, "rope_type": "dynamic", "factor": 2.0}
@@ -120,6 +123,21 @@ def test_queries_scaled_by_length_are_those_of_their_own_row():
     assert max(differences(model)) <= 1e-5
     assert not fastest_decoder(model).joins
     assert fastest_decoder(far).joins
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_keeps_so_many_keys_of_a_row_gets_its_row_alone():
+    """Doge's attention counts the keys of all that lie in a row: nothing is packed, and no row is longer."""
+    model = made(("Doge", {"keep_window_size": EDGE}))
+    tokens = torch.randint(3, 96, (16, EDGE), generator=torch.Generator().manual_seed(0))
+    tokens[:, :4] = tokens[0, :4].clone()
+    with torch.no_grad():
+        scores = TokenScorer(model)(tokens, torch.full((16,), 4), torch.ones(16, EDGE - 4, dtype=torch.bool)).logprobs
+    exact = torch.stack([alone(model, row, 4) for row in tokens])
+
+    assert float((scores - exact).abs().max()) <= 1e-5
+    with pytest.raises(ConfigError, match=f"beyond the model's context of {EDGE}"):
+        drawn(model, [([5] * EDGE, [1], Sampling(max_completion_length=1))])
 
 
 @pytest.mark.slow

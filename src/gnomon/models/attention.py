@@ -27,12 +27,14 @@ from gnomon.models.packed_attention import attend_packed, kernel_for
 def rotary_edge(config: Any) -> int | None:
     """Return the longest row, in tokens, that uses the first of several rotary tables; None for a single table.
 
-    Up to this length a row's numbers do not depend on other rows. gnomon asks for no longer row (`context_of`).
+    Up to this length a row's numbers do not depend on other rows. gnomon asks for no longer row (`context_of`). Beyond
+    ``keep_window_size`` tokens Doge chooses keys among all, also later ones, so there it counts as such a length.
     """
     text = config.get_text_config()
     stated = vars(text).get("rope_parameters")
     tables = [stated, *stated.values()] if isinstance(stated, Mapping) else []
     edges = [_edge(table, text) for table in tables if isinstance(table, Mapping)]
+    edges.append(vars(text).get("keep_window_size"))
     return min((edge for edge in edges if edge is not None), default=None)
 
 
@@ -42,7 +44,7 @@ def edge_note(config: Any, context: int | None) -> str:
     text = config.get_text_config()
     if edge is None or edge != context or edge == vars(text).get("max_position_embeddings"):
         return ""
-    return " (its rotary positions change at that length, so longer rows would be drawn with other numbers than scored)"
+    return " (its positions or keys change there, so longer rows would be drawn with other numbers than scored)"
 
 
 def _edge(table: Mapping[str, Any], text: Any) -> int | None:

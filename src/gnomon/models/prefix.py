@@ -209,8 +209,13 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
 
 
 def windows(model: Any) -> list[int | None] | None:
-    """Return each layer's attention window according to the config, None without one; None if a layer has a state."""
+    """Return each layer's attention window according to the config, None without one.
+
+    None if a layer has a state, or keeps so many keys of all that lie in a row (Doge).
+    """
     config = model.config.get_text_config()
+    if "keep_window_size" in vars(config):
+        return None
     has_window = vars(config).get("use_sliding_window", True)
     window = vars(config).get("sliding_window") if has_window else None
     layers = vars(config).get("layer_types") or [_KINDS[window is not None]] * int(config.num_hidden_layers)
