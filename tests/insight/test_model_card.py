@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import yaml
 from huggingface_hub import constants
 from safetensors.torch import load
@@ -233,6 +234,19 @@ def test_a_card_says_what_its_run_measured(run: Path):
     assert "| steps | 2 of 2 |" in text
     assert "`tiny` after 2 steps of reinforcement learning with grpo" in text
     assert "base_model" not in header(text)
+
+
+def test_a_card_says_how_prompts_were_written(run: Path, tmp_path: Path):
+    """Whoever asks the model otherwise asks another policy: its system message, and variables of its template."""
+    table = tomllib.loads((run / "experiment.toml").read_text())
+    table |= {"system": "Be brief | please.", "chat_template_kwargs": {"enable_thinking": False}}
+    (there := tmp_path / "run").mkdir()
+    (there / "experiment.toml").write_text(tomli_w.dumps(table))
+    text = model_card(RunRecord(there), "me/adds", 2)
+
+    assert '| system message | "Be brief \\| please." |' in text
+    assert '| chat template | {"enable_thinking": false} |' in text
+    assert "system message" not in model_card(RunRecord(run), "me/adds", 2)
 
 
 def test_a_card_of_a_run_on_the_datasets_answers_says_so(tmp_path: Path):

@@ -240,6 +240,8 @@ def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -
         "learning rate": facts.shown(reach(experiment, "learner.optimizer.learning_rate")),
         "precision": facts.shown(card.get("precision")),
         "LoRA": f"rank {lora['rank']}, merged" if lora.get("rank") else "",
+        "system message": json.dumps(system, ensure_ascii=False) if (system := experiment.get("system")) else "",
+        "chat template": json.dumps(kwargs) if (kwargs := reach_table(experiment, "chat_template_kwargs")) else "",
         "longest answer": f"{sampling.get('max_completion_length')} tokens",
         "temperature": facts.shown(sampling.get("temperature")),
         "max_staleness": facts.shown(experiment.get("max_staleness")),
