@@ -242,6 +242,33 @@ def test_a_form_and_a_length_that_the_model_does_not_have_are_refused(tmp_path):
         settings(bare, std=0.0)
 
 
+def test_an_encoder_that_counts_from_its_padding_reads_fewer_tokens(tmp_path):
+    """RoBERTa's first positions are the padding's: what would lie beyond its table is an error of that answer."""
+    config = hf.RobertaConfig(
+        vocab_size=259, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=34, num_labels=1, pad_token_id=1,
+    )  # fmt: skip
+    hf.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    score = load_reward_model(settings(write_tokenizer(tmp_path, None), form="pair"))
+
+    longest, longer = score([Sample("1 + 1 =", "y" * n) for n in (25, 26)])
+    assert isinstance(longest, float)
+    assert longer.startswith("question and answer have 33 tokens, and the reward model reads 32")
+
+
+def test_a_model_that_scores_nothing_is_refused_before_training(tmp_path):
+    """BART reads its score at the last end token, and this tokenizer writes none: said as the graders start."""
+    config = hf.BartConfig(
+        vocab_size=259, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, num_labels=1,
+        pad_token_id=258, eos_token_id=257, decoder_start_token_id=257,
+    )  # fmt: skip
+    hf.BartForSequenceClassification(config).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=r"scores no answer \(ValueError: .*<eos> token"):
+        load_scorer(settings(write_tokenizer(tmp_path, None), form="pair"))
+
+
 def test_a_model_that_fails_ends_the_run(tmp_path):
     """A fault of the model itself is no fault of an answer: the pool raises with what to lower."""
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -237,11 +237,17 @@ def read_classifier(name: str) -> ClassifierFiles:
         raise ModelError(
             f"reward model '{name}' has no head, so its scores would come from new weights: its config.json says "
             f"architectures {stated}; give a sequence classifier (...ForSequenceClassification), or a folder that "
-            "gnomon saved with a value head"
+            'gnomon saved with a value head; a language model that judges in words is a reward of kind = "judge"'
         )
     check_quantized(config, name)
+    empty = _empty(config, name)
     if folder is not None and weight_files(folder):
-        check_files(_empty(config, name), headers(folder), name)
+        check_files(empty, headers(folder), name)
+    # RoBERTa and its like count positions from the padding token's id on.
+    places = [m for n, m in empty.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding)]
+    most = [m.num_embeddings - m.padding_idx - 1 for m in places if m.padding_idx is not None]
+    if most and (tokenizer.context_length is None or most[0] < tokenizer.context_length):
+        tokenizer = replace(tokenizer, context_length=most[0])
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     return ClassifierFiles(name, config, tokenizer, labels, False)
 

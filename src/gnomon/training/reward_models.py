@@ -5,12 +5,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gnomon.core.errors import ConfigError, UserError, unknown
+from gnomon.core.errors import ConfigError, ModelError, UserError, shortened, unknown
 from gnomon.core.sections import EngineConfig, GrammarConfig
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.grammar import Grammar
@@ -182,7 +182,13 @@ def load_scorer(settings: RewardModel | RubricJudge, said: JudgeCache | None = N
         return JudgeClient(settings, JudgeCache() if said is None else said)
     files, output, device = _checked(settings, settings.kind)
     dtype = dtype_of(resolve_precision(settings.precision, str(device)))
-    return ModelScorer(settings, load_classifier(files, dtype, device), output)
+    scorer = ModelScorer(settings, load_classifier(files, dtype, device), output)
+    try:
+        scorer([_PROBE, replace(_PROBE, completion="12")])
+    except (ValueError, IndexError) as error:
+        why = f"{type(error).__name__}: {shortened(str(error))}"
+        raise ModelError(f"reward model '{settings.model}' scores no answer ({why}); give another") from error
+    return scorer
 
 
 def _checked(settings: RewardModel, part: str) -> tuple[ClassifierFiles, int, torch.device]:
