@@ -17,6 +17,8 @@ PUBLISHED = {
     "meta-llama/Meta-Llama-3-8B": 8.03, "meta-llama/Llama-3.3-70B-Instruct": 70.55, "openai/gpt-oss-20b": 20.91,
     "openai/gpt-oss-120b": 116.83, "allenai/OLMo-2-1124-7B-Instruct": 7.30, "allenai/OLMo-2-0325-32B": 32.23,
     "google/gemma-3-1b-it": 1.00, "google/gemma-3-27b-pt": 27.01,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1.777, "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32.76,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8.03, "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
 }  # fmt: skip
 MIXTURE = {
     "hidden_size": 4096, "intermediate_size": 12_288, "moe_intermediate_size": 1536, "num_hidden_layers": 94,

@@ -141,6 +141,12 @@ _KIND_OF_TRAINING = re.compile(
 )
 """What a name on the hub says of a model's training or date, and not of its shape."""
 
+_DISTILLED = {
+    **{f"deepseek-r1-distill-qwen-{size}": f"qwen2.5-{size}" for size in ("7b", "14b", "32b")},
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b", "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
+}  # fmt: skip
+"""Distillations that have the shape of the model that they began with; that of 1.5 billion has a head of its own."""
+
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -176,8 +182,8 @@ def plain_name(model: str) -> str:
     ('qwen3-4b', 'olmo-2-7b')
     """
     name = model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
-    name = name.replace("qwen2.5-math-", "qwen2.5-").replace("qwen2.5-coder-", "qwen2.5-")
-    return _KIND_OF_TRAINING.sub("", name)
+    name = re.sub("(?<=qwen2.5-)math-|(?<=qwen2.5-)coder-|(?<=qwen3-)coder-", "", name)
+    return _DISTILLED.get(name) or _KIND_OF_TRAINING.sub("", name)
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
