@@ -256,6 +256,16 @@ def test_the_key_goes_to_the_endpoint_alone(monkeypatch: pytest.MonkeyPatch, tmp
         JudgeClient(judge(again, variable="JUDGES"), JudgeCache())
 
 
+def test_a_reply_that_is_no_json_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch):
+    """As a page of a gateway's is, whose address lacks /v1; a key that lies across the cut is not shown in part."""
+    monkeypatch.setenv("JUDGES", "very-secret-0123")
+    for status, text in ((200, b"<html>" + b" " * 90 + b"very-secret-0123"), (400, b"x" * 292 + b"very-secret-0123")):
+        with endpoint(lambda *_, reply=(status, text): reply) as at:
+            (found,) = asked(judge(at, variable="JUDGES", attempts=2), "2")
+        assert "the reply is no JSON: '<html>" in found or "HTTP 400: xxx" in found
+        assert "very" not in found
+
+
 def test_what_was_said_is_not_asked_again(tmp_path: Path):
     """Equal answers share their votes, in one call and in the next process; a torn last line is asked for again."""
     file = tmp_path / "judge.jsonl"
@@ -281,6 +291,7 @@ def test_what_was_said_is_not_asked_again(tmp_path: Path):
         *({"grades": grades} for grades in ([10], [10, 10, 10], [10, 11], [-1, 0], [True, 0], [math.nan, 0], "x", None,
                                             {}, [[10, 10]], [10, None], 7)),
         *({"tokens": tokens} for tokens in ("x", [1], [1, 2, 3], [-1, 2], [1.5, 2], [True, 1], {}, 7, [None, None])),
+        {"tokens": [10**400, 1]},
     ],
     ids=str,
 )  # fmt: skip
@@ -321,7 +332,9 @@ def test_the_pool_adds_the_judge_to_the_other_rewards():
 def test_settings_that_cannot_be_meant_are_refused():
     """An address that holds a login, no criterion, weights of another number, and a bound that is none."""
     for changes, why in (
-        ({"url": "http://me:secret@host/v1"}, "url"), ({"url": "ftp://host"}, "url"), ({"criteria": ()}, "criteria"),
+        ({"url": "http://me:secret@host/v1"}, "url"), ({"url": "ftp://host"}, "url"),
+        *(({"url": f"http://{place}/v1"}, "url") for place in ("[::1", "a:99999", "a:x", "a b", "a\nb", "", ":80")),
+        ({"criteria": ()}, "criteria"),
         ({"criterion_weights": (1.0,)}, "criterion_weights"), ({"max_disagreement": 2.0}, "max_disagreement"),
         ({"over": "group"}, "even with over"),
     ):  # fmt: skip

@@ -93,15 +93,12 @@ class RubricJudge(Verifier):
     output_price: float = 0.0
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.url)
-        is_plain = address.scheme in ("http", "https") and address.hostname and "@" not in address.netloc
-        is_plain = is_plain and not address.query and not address.fragment
         weights = self.criterion_weights
         check_bounds(
             "RubricJudge",
             self,
             url=(
-                bool(is_plain) or self.is_policy,
+                self.is_policy or _is_plain(self.url),
                 "'policy', or an http or https address without a login or a query, such as http://host:8000/v1",
             ),
             judge=(bool(self.judge) or self.is_policy, "the name of the judging model at the endpoint"),
@@ -201,6 +198,16 @@ class RubricJudge(Verifier):
         """
         weights = self.criterion_weights or (1.0,) * len(self.criteria)
         return sum(w * grade for w, grade in zip(weights, grades, strict=True)) / (BEST * sum(weights))
+
+
+def _is_plain(url: str) -> bool:
+    """Whether a text is an http or https address without a login, a query and blanks."""
+    try:
+        address = urlsplit(url)
+        is_web = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # a host or a port that is none
+        return False
+    return is_web and len(url.split()) == 1 and not (address.query or address.fragment or "@" in address.netloc)
 
 
 def _plain(said: Any) -> Any:

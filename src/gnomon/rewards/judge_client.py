@@ -244,16 +244,21 @@ class JudgeClient(Scorer):
                     said += part
                     if time.monotonic() > until:
                         raise TimeoutError(f"no whole reply in {seconds:g} s")
-            return json.loads(said)
         except urllib.error.HTTPError as error:
             with error:
-                text = self._without_key(error.read(300).decode(errors="replace"))
+                # A key that the text repeats is found whole before the text is cut.
+                text = self._without_key(error.read(_PART).decode(errors="replace"))[:300]
             is_final = error.code < 500 and error.code not in _AGAIN
             wait = error.headers.get("Retry-After", "")
             seconds = float(wait) if wait.isdecimal() else 0.0
             raise _Unusable(f"HTTP {error.code}: {' '.join(text.split())}", is_final, seconds) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise _Unusable(self._without_key(f"{type(error).__name__}: {error}")) from None
+        try:
+            return json.loads(said)
+        except (ValueError, RecursionError):
+            text = " ".join(self._without_key(said[:_PART].decode(errors="replace"))[:100].split())
+            raise _Unusable(f"the reply is no JSON: {text!r}") from None
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
@@ -307,7 +312,7 @@ def _are_grades(grades: Any, count: int, answers: int | None) -> bool:
 def _are_tokens(tokens: Any) -> bool:
     """Whether these are counts of what was read and written, or None."""
     is_pair = isinstance(tokens, list) and len(tokens) == 2
-    return tokens is None or (is_pair and all(type(count) is int and count >= 0 for count in tokens))
+    return tokens is None or (is_pair and all(type(count) is int and 0 <= count < 2**53 for count in tokens))
 
 
 def _is_row(row: Any, count: int) -> bool:
