@@ -238,5 +238,5 @@ def test_a_setting_of_an_adapter_that_peft_does_not_write_is_named(tmp_path: Pat
     table = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "use_rslora": True}
     (tmp_path / "adapter_config.json").write_text(json.dumps(table | {key: value}))
 
-    with pytest.raises(ModelError, match=rf"adapter_config.json' is no adapter's config: .*{key} is .*, and should be"):
+    with pytest.raises(ModelError, match=rf"adapter_config.json': .*{key} is .*, and should be"):
         read_adapter_config(tmp_path)

@@ -146,7 +146,7 @@ def _changed(adapter: Path, folder: Path, **settings: Any) -> Path:
         ({"init_lora_weights": "pissa"}, "which changes the base"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"base_model_name_or_path": None}, r"does not name its base model; type model=BASE lora.adapter="),
-        ({"r": "x"}, "is no adapter's config"),
+        ({"r": "x"}, "r is 'x', and should be"),
         ({"alora_invocation_tokens": [3, 4]}, "an adapter that begins at a token"),
         ({"use_qalora": True}, "has use_qalora = True, and plain"),
         ({"arrow_config": {"top_k": 3}}, "has arrow_config = {'top_k': 3}, and plain"),

@@ -16,8 +16,9 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.core.atomic_files import read_plain
@@ -351,17 +352,30 @@ def _declared(named: str) -> Callable[..., Any] | None:
             arguments = node.args
         case _:
             return None
-    for each in ast.walk(arguments):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    arguments.defaults = [_constant(each) for each in arguments.defaults]
-    arguments.kw_defaults = [each and _constant(each) for each in arguments.kw_defaults]
-    bare = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))  # no code of the file's
-    return cast(Callable[..., Any], eval(compile(bare, path, "eval")))
+    bare, by_name = arguments.posonlyargs, arguments.kwonlyargs
+    plain = [*bare, *arguments.args]
+    kinds = [Parameter.POSITIONAL_ONLY if each in bare else Parameter.POSITIONAL_OR_KEYWORD for each in plain]
+    given = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
+    parameters = [
+        *zip(plain, kinds, given, strict=True),
+        (arguments.vararg, Parameter.VAR_POSITIONAL, None),
+        *((each, Parameter.KEYWORD_ONLY, d) for each, d in zip(by_name, arguments.kw_defaults, strict=True)),
+        (arguments.kwarg, Parameter.VAR_KEYWORD, None),
+    ]
+
+    def declared() -> None:
+        """Have the parameters alone."""
+
+    stated = [Parameter(each.arg, kind, default=_default(d)) for each, kind, d in parameters if each is not None]
+    declared.__dict__["__signature__"] = Signature(stated)
+    return declared
 
 
-def _constant(default: ast.expr) -> ast.Constant:
-    return default if isinstance(default, ast.Constant) else ast.Constant(ast.unparse(default))
+def _default(stated: ast.expr | None) -> Any:
+    """Return a parameter's default: its value where it is a constant, else its source."""
+    if stated is None:
+        return Parameter.empty
+    return stated.value if isinstance(stated, ast.Constant) else ast.unparse(stated)
 
 
 def _kinds_of(rewards: Any) -> list[Any]:

@@ -255,10 +255,10 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
             for name, (holds, what) in asked.items()
             if not holds
         ]
-        if wrong:
-            raise ValueError("; ".join(wrong))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder / _CONFIG}' is no adapter's config: {error!r}") from error
+    if wrong:
+        raise ModelError(f"'{folder / _CONFIG}': {'; '.join(wrong)}")
     special = [said for key, said in _PLAIN_ONLY.items() if config.get(key)]
     others = config.keys() - _PLAIN_ONLY.keys() - _PLAIN_TOO
     special += [f"{key} = {str(config[key])[:40]}" for key in sorted(others) if _is_a_way(config[key])]

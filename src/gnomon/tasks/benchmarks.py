@@ -15,7 +15,7 @@ from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.instructions import LANGUAGE
 from gnomon.tasks.base import Content
 from gnomon.tasks.question import ListDataset, Question
-from gnomon.tasks.tables import SetTable, is_file_name
+from gnomon.tasks.tables import TableTask, is_file_name
 
 Columns = Mapping[str, Any]
 
@@ -144,6 +144,18 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 )
 REFUSED: Mapping[str, str] = MappingProxyType(_TABLE["refused"])
 """Sets that are known and cannot be asked, each with the reason."""
+
+
+@dataclass(frozen=True)
+class SetTable(TableTask):
+    """The rows of a set that is known by its name: its columns are those that it was published with."""
+
+    set: str = ""
+
+    @property
+    def _remedy(self) -> str:
+        columns = " and ".join(f"'{name}'" for name in (self.prompt_column, self.answer_column) if name)
+        return f"bring a copy of '{self.set}' as it was published, with {columns}; another table goes by its file alone"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, unknown
 from gnomon.rewards.grading import WeightedReward
-from gnomon.tasks.benchmarks import examples, is_answered, published_sets, spelled
+from gnomon.tasks.benchmarks import SetTable, examples, is_answered, published_sets, spelled
 from gnomon.tasks.question import ListDataset, Question
-from gnomon.tasks.tables import SetTable
 
 _MOST_WITHOUT = 0.01
 """Share of rows without an answer that a published set may have; more say that it is another table."""

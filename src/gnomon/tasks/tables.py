@@ -694,18 +694,6 @@ class TableTask:
         return "name other columns with " + ", ".join(f"task.{key}_column" for key in read)
 
 
-@dataclass(frozen=True)
-class SetTable(TableTask):
-    """The rows of a set that is known by its name: its columns are those that it was published with."""
-
-    set: str = ""
-
-    @property
-    def _remedy(self) -> str:
-        columns = " and ".join(f"'{name}'" for name in (self.prompt_column, self.answer_column) if name)
-        return f"bring a copy of '{self.set}' as it was published, with {columns}; another table goes by its file alone"
-
-
 def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Return a row of two conversations as their common beginning, in ``prompt``, and what follows it in each."""
     first, second = (values.get(name) for name in names)
