@@ -1,5 +1,6 @@
 """Distillation from a teacher: what is refused before anything is loaded, and a run that learns from one."""
 
+import contextlib
 import json
 from pathlib import Path
 from statistics import fmean
@@ -83,6 +84,22 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path):
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary).replace('"A": ', '"\u0100A": '))
     with pytest.raises(ConfigError, match=r"has other tokens than 'tiny': token \d+ is 'A' and there"):
         questions(load(RANDOM, ["algorithm=opd", f"algorithm.reference.model={folder}"]).experiment)
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [(2, "leaves no room for a prompt in the context of 2 tokens of the teacher"),
+     (6, "prompts of .* are longer than 3 tokens, the context of 6 of the teacher"), (8, None), (4096, None)],
+)  # fmt: skip
+def test_a_teacher_whose_context_is_shorter_than_the_answers_is_refused(tmp_path: Path, context: int, said: str | None):
+    """It would score tokens at places that it never saw, or end in an error of its table of positions."""
+    folder = save_tiny(tmp_path / "other", 1)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = load(RANDOM, ["algorithm=opd", f"algorithm.reference.model={folder}", "rollouts_per_step=8"]).experiment
+
+    with contextlib.nullcontext() if said is None else pytest.raises(DatasetError, match=said):
+        questions(asked)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReverseKl
 from gnomon.algorithms.protocols import Composed, parts_of
-from gnomon.algorithms.sections import Greso, NoPositiveResampling, OptimalValue, RoleAverage
+from gnomon.algorithms.sections import Greso, NoPositiveResampling, OptimalValue, ReferencePolicy, RoleAverage
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.atomic_files import real_path
@@ -319,6 +319,16 @@ def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenize
         )
 
 
+def _shorter(plan: ReferencePolicy, tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    """Return the teacher that reads every answer, and its context, where that is shorter than the model's own.
+
+    One with a prompt of its own is looked at where that prompt is made.
+    """
+    is_one = len(plan.teachers) == 1 and not plan.tasks and not plan.prompt
+    read = [(n, load_tokenizer(n, plan.trust_remote_code).context_length) for n in plan.teachers if is_one]
+    return [(name, n) for name, n in read if n is not None and n < (tokenizer.context_length or math.inf)]
+
+
 def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
     """Return the tokenizer whose chat template is given the experiment's variables and day.
 
@@ -350,6 +360,9 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     measured = ((split.held_out, 0),) if is_supervised and not exams else ()
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
+    for name, context in _shorter(experiment.algorithm.reference, tokenizer):
+        for tasks, longest in trained:
+            check_context(tasks, context, longest, f" of the teacher '{name}'")
     untried = [*experiment.idle]
     turn = experiment.environment.max_turn_tokens if experiment.environment else 0
     untried += dict.fromkeys(
