@@ -35,6 +35,8 @@ def test_a_recipe_has_the_papers_numbers(name: str):
     assert type(twin.algorithm.surrogate) is type(algorithm.surrogate)
     assert (twin.algorithm.critic is None) == (algorithm.critic is None)
     assert twin.engine.rounding == experiment.engine.rounding
+    own, papers = (None if e.environment is None else e.environment.tools for e in (twin, experiment))
+    assert own == papers
 
 
 @pytest.mark.parametrize("name", list(RECIPES)[:4])
