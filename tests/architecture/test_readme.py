@@ -1,4 +1,4 @@
-"""Every command in README.md works, because it is tried here.
+"""Every command in README.md works, because it is tried here; those of docs/ are read.
 
 The programs, files, verbs, options and experiments of all of them must exist. The line above each block of
 commands says whether that is all, as a comment that readers do not see:
@@ -7,7 +7,9 @@ commands says whether that is all, as a comment that readers do not see:
     <!-- test: parse -->   not executed
 """
 
+import ast
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -15,13 +17,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.forked import Forked, ended
 
-from gnomon.cli.main import main
+import gnomon
+from gnomon.cli.main import VERBS, main, module_of
+from gnomon.config.reading import check_evaluation, check_names
+from gnomon.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -140,6 +146,72 @@ def test_what_commands_name_exists():
     complaints = {shlex.join(words): complaint(words) for b in blocks(README.read_text()) for words in b.commands}
 
     assert {command: said for command, said in complaints.items() if said} == {}
+
+
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"[\w/.-]+\.(?:jsonl|json|py)\b")
+
+
+def page_complaint(words: list[str]) -> str:
+    """Return what is wrong with a `gnomon` command of a page, as far as it is known without torch."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            if words[1] not in VERBS:
+                return f"unknown verb {words[1]}"
+            given = importlib.import_module(module_of(words[1])).build_parser().parse_intermixed_args(words[2:])
+            if words[1] in ("train", "plan", "compare") and given.experiment is not None:
+                check_names(given.experiment, given.overrides, is_here=False)
+            elif words[1] == "sft":
+                check_names({"algorithm": "sft"}, [given.experiment, *given.overrides], is_supervised=True)
+            elif words[1] == "evaluate":
+                check_evaluation(given.overrides)
+    except SystemExit:
+        return said.getvalue()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_commands_and_settings_of_all_pages_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Verbs, options, experiments and settings that docs/ shows, in commands and in TOML; files are made."""
+    commands, tables, wrong = 0, 0, []
+    monkeypatch.chdir(tmp_path)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        shown = [*blocks(text), *(Block("", 0, table) for table in TOML.findall(text))]
+        for name in FILE.findall("".join(block.script for block in shown)):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("from any_names import *" if name.endswith(".py") else "{}")
+        for words in (words for block in blocks(text) for words in block.commands if words[0] == "gnomon"):
+            commands += 1
+            wrong += [f"{page.name}: {shlex.join(words)}: {said}"] if (said := page_complaint(words)) else []
+        for table in map(tomllib.loads, TOML.findall(text)):
+            tables += 1
+            try:
+                check_names({"model": "tiny", "algorithm": "grpo", "task": "arithmetic", "steps": 1, **table}, [])
+            except UserError as error:
+                wrong.append(f"{page.name}: {table}: {error}")
+
+    assert wrong == []
+    assert commands > 30
+    assert tables >= 10
+
+
+def test_python_of_all_pages_parses_and_imports_what_exists():
+    """Each block is a program, and what it takes from gnomon and from experiments/ is there."""
+    found = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
+            for node in ast.walk(ast.parse(code, page.name)):
+                match node:
+                    case ast.ImportFrom(module=str(module)) if module.startswith(("gnomon", "experiments")):
+                        found += [(importlib.import_module(module), name.name) for name in node.names]
+                    case ast.Attribute(value=ast.Name(id="gnomon"), attr=name):
+                        found.append((gnomon, name))
+
+    assert [(module.__name__, name) for module, name in found if not hasattr(module, name)] == []
+    assert len(found) > 20
 
 
 @pytest.mark.timeout(3600)

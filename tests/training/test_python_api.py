@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 import json
 import re
 import threading
@@ -20,11 +21,12 @@ from gnomon.algorithms.protocols import Advantage
 from gnomon.cli.main import main
 from gnomon.config.experiment import Experiment, load
 from gnomon.config.foreign_names import ALIASES
-from gnomon.core.errors import ConfigError, RunError
+from gnomon.core.errors import ConfigError, RunError, UserError
 from gnomon.tasks.environment import Reply
 from gnomon.tasks.split import HeldOut
 from gnomon.training.objects import write_callables, write_rows
-from gnomon.training.python_api import Settings
+from gnomon.training.python_api import Settings, _flat, _task
+from gnomon.training.result import Result
 from gnomon.training.run_logger import FinishedStep
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +221,50 @@ def test_a_dataset_may_have_any_form(form: str):
     assert run.evaluations[-1].prompts == 2
 
 
+def test_tables_and_columns_are_rows():
+    """A table of pandas, polars (whose form this has) or Arrow, and a dict of columns, are the same rows as a list."""
+    import pandas
+    import pyarrow
+
+    class Polars:
+        columns = tuple(ROWS[0])
+
+        def to_dicts(self) -> list[dict[str, Any]]:
+            return ROWS
+
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    for table in (pandas.DataFrame(ROWS), pyarrow.Table.from_pylist(ROWS), Polars(), columns):
+        assert _task(table, "dataset")["path"] == write_rows(ROWS)
+
+
+def test_rows_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """Of what does not say how many it has; a list may be as long as it is."""
+    monkeypatch.setattr("gnomon.training.objects._MOST_ROWS", 3)
+    write_rows(ROWS)
+    with pytest.raises(ConfigError, match=r"dataset gave 3 rows and may have no end; .* dataset=itertools.islice"):
+        write_rows(ROWS[0] for _ in itertools.count())
+
+
+def test_numbers_and_kinds_of_torch_are_those_of_a_file():
+    """Scalars, arrays, devices and types are what they say; another object is refused with its name."""
+    given = {"steps": torch.tensor(3), "device": torch.device("cpu"), "dtype": torch.float32, "b": {"c": torch.ones(2)}}
+    found = dict(_flat(given))
+
+    assert found == {"steps": 3, "device": "cpu", "dtype": "float32", "b.c": [1.0, 1.0]}
+    with pytest.raises(ConfigError, match="sampling is object; give text, a number, a list or a dict"):
+        dict(_flat({"sampling": object()}))
+
+
+def test_a_run_is_named_by_its_folder_or_itself(tmp_path: Path):
+    """What `train` returned stands for its folder; anything else is refused, not a TypeError."""
+    run = Result(tmp_path, tmp_path, 1, ())
+    for verb in (gnomon.resume, gnomon.load, gnomon.evaluate, lambda run: gnomon.continue_(run, steps=3)):
+        with pytest.raises(UserError, match=r"has no experiment.toml|is no run, so the task must be named"):
+            verb(run)
+        with pytest.raises(UserError, match=r"named by its folder.* got list|is a run, a model's folder .* not list"):
+            verb([])
+
+
 def test_the_same_rows_are_written_once():
     """The file's name is a digest of its content, so a second run and a resumed one find it."""
     assert write_rows(ROWS) == write_rows(row for row in ROWS)
@@ -336,7 +382,26 @@ def test_training_within_a_notebook_and_a_thread():
         ({"rewards": [ours], "reward_funcs": [ours]}, "reward_funcs is TRL's name for rewards, which is given too"),
         ({"rewards": [ours], "reward_weights": [1.0, 2.0]}, "reward_weights has 2 numbers for 1 rewards"),
         ({"model": 7}, "model is int; give a name, a folder, a transformers model"),
-        ({"model": ("tiny", "tiny", "tiny")}, "model is a tuple of 3"),
+        ({"model": ("tiny", "tiny", "tiny")}, "model is tuple of 3, str, str; give a name or a folder alone"),
+        ({"model": ROWS}, "rows are dataset=rows"),
+        ({"model": ("tiny", None)}, "model is tuple of 2, str, NoneType; give a name or a folder alone"),
+        ({"model": ""}, "model = '' is neither a folder"),
+        ({"experiment": ROWS}, "the first argument is list, and an experiment is a TOML file or a built-in name"),
+        ({"run_dir": ROWS}, "run_dir is list; give the folder of a new run, and rows as dataset=rows"),
+        ({"dataset": {}}, "dataset is dict with nothing; give one split"),
+        ({"dataset": {"prompt": ["a", "b"], "answer": ["c"]}}, "columns as lists of one length"),
+        ({"processing_class": object()}, r"here a tokenizer is given with its model: model=\(model, tokenizer\)"),
+        ({"peft_config": object()}, "peft_config is an argument of other trainers; here an adapter is lora="),
+        ({"rewards": Judge}, r"a reward is the class Judge; give an object of it: rewards=\[Judge\(\)\]"),
+        ({"rewards": Judge.__call__}, "is a method of a class; give that of an object"),
+        ({"rewards": lambda text: 1.0}, "reward '<lambda>' .text.: unknown parameter 'text'"),
+        ({"rewards": {"mine": ours}}, "a reward is a dict with mine; give a function, or a dict with a kind"),
+        ({"rewards": (ours, "2"), "dataset": ROWS}, "unknown kind '2'"),
+        ({"rewards": [(ours, "2")]}, "a reward's weight is '2'; give a number"),
+        ({"rewards": [ours], "reward_weights": ["a"]}, "a reward's weight is 'a'; give a number"),
+        ({"algorithm": torch}, "algorithm is module; give a preset such as 'spo'"),
+        ({"algorithm": type(GRPO)}, "algorithm is the class Algorithm; give a preset"),
+        ({"sampling": 3, "temperature": 0.5}, "sampling = 3: a section has settings of its own"),
         ({"environment": 7}, "environment is int; give a class"),
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
         ({"lerning_rate": 1}, "did you mean 'learning_rate'"),
@@ -345,7 +410,7 @@ def test_training_within_a_notebook_and_a_thread():
 )
 def test_what_cannot_be_is_refused_with_what_to_type(keywords: dict[str, Any], message: str):
     """Before a model is loaded or a run directory is made."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         trained(**{"rewards": "numeric", **keywords})
     assert not list(Path().glob("runs/run-*"))
 

@@ -1,7 +1,9 @@
 """Print the results of a run and of evaluations."""
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +26,8 @@ def show(result: "Result", as_json: bool) -> int:
     lines = ["", *table(evaluations)]
     if len(evaluations) == 2:
         lines += ["", _verdict(result.directory, *evaluations)]
-    called = quote(sys.argv[0]) if Path(sys.argv[0]).name == "gnomon" else "gnomon"
+    is_typed = Path(sys.argv[0]).name == "gnomon" and shutil.which("gnomon") != os.path.abspath(sys.argv[0])
+    called = quote(sys.argv[0]) if is_typed else "gnomon"
     typed = quote(str(result.directory))
     # Several greedy answers to a question are one, and refused; a reward model gives none.
     is_greedy = any(re.match("temperature 0[ ,]", part.drawn) for e in evaluations for part in e.parts or [e])

@@ -31,7 +31,7 @@ from gnomon.core.combinations import (
     check_reference,
     of_table,
 )
-from gnomon.core.errors import ConfigError, DatasetError, ModelError, UserError, holds, no_file, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, UserError, holds, no_file, shortened, unknown
 from gnomon.core.optional import check_extras
 from gnomon.core.sections import (
     ENGINE_KINDS,
@@ -398,8 +398,6 @@ def _check_model(last: Mapping[str, Any], is_here: bool) -> None:
     model = last.get("model")
     if not isinstance(model, str) or model in BUILT_IN:
         return
-    if not model.strip() or "://" in model:
-        raise ModelError(f"model = '{model}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
     if is_here:  # a plan for other hardware takes a shape alone
         check_place(model)
 

@@ -153,6 +153,9 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
         key = _key(node, parent, path)
         below = node[key] if isinstance(node, list) else node.get(key)
         if not isinstance(below, dict | list):
+            if isinstance(below, int | float):
+                section = ".".join(parents[: depth + 1])
+                raise ConfigError(f"{section} = {below!r}: a section has settings of its own; set {path} alone")
             naming = "kind" if parents[0] != "algorithm" else "piece" if depth else "preset"
             below = {} if below is None else {naming: below}
             node[key] = below

@@ -27,6 +27,8 @@ def check_place(name: str) -> Path:
     Raises:
         ModelError: It is a file, a folder without config or weights, or a path where nothing is.
     """
+    if not name.strip() or "://" in name:
+        raise ModelError(f"model = '{name}' is neither a folder, nor the name of a model on the hub as ORG/NAME")
     try:
         folder = Path(name).expanduser()
         is_there = folder.exists()

@@ -172,6 +172,19 @@ class RunDirectory:
         with _reported(path):
             return cls(path, _lock(path))
 
+    @staticmethod
+    def named_by(run: Any) -> Path:
+        """Return the folder of a run that is given by its path, or as `gnomon.train` returned it.
+
+        Raises:
+            RunDirectoryError: It is neither.
+        """
+        if not isinstance(run, str | os.PathLike):
+            raise RunDirectoryError(
+                f"a run is named by its folder, or given as train returned it; got {type(run).__name__}"
+            )
+        return Path(run)
+
     @classmethod
     def check(cls, path: Path) -> None:
         """Refuse a path that is no run.

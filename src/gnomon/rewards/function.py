@@ -134,6 +134,8 @@ def signature(function: Function, where: str) -> Signature:
         required=frozenset(p.name for p in parameters if p.kind in _ASKABLE and p.default is inspect.Parameter.empty),
         takes_all=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
+    if "self" in found.required:
+        raise RewardError(f"reward '{where}' {shown} is a method of a class; give that of an object, Rewards().score")
     unknown_here = sorted(found.required & _NEVER.keys())
     if found.style == "trl" and unknown_here:
         raise RewardError(f"reward '{where}' {shown}: {unknown_here[0]} is not passed; {_NEVER[unknown_here[0]]}")

@@ -192,7 +192,7 @@ def resume(
         RunDirectoryError: If there is no run or another process has it.
         CheckpointError: If all are damaged.
     """
-    with RunDirectory.reopen(Path(run)) as directory:
+    with RunDirectory.reopen(RunDirectory.named_by(run)) as directory:
         return _go_on(directory, load(directory.experiment).experiment, stop, callbacks)
 
 

@@ -44,6 +44,11 @@ class EvalTarget:
     checkpoint: int | str = NEWEST
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | os.PathLike):
+            raise ConfigError(
+                f"what is evaluated is a run, a model's folder or its name, not {type(self.model).__name__}"
+            )
+        object.__setattr__(self, "model", os.fspath(self.model))
         if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, NEWEST):
             raise ConfigError(
                 f"a checkpoint is {BEST}, {NEWEST} or a number of steps such as 24, got '{self.checkpoint}'"

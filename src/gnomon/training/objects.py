@@ -7,6 +7,7 @@ is written once, below ``runs/inputs``, under a name that is a digest of its con
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import pickle
 import shutil
@@ -26,6 +27,8 @@ from gnomon.models.transfer.fingerprint import fingerprint
 
 INPUTS = Path("runs") / "inputs"
 _DIGITS = 16
+_MOST_ROWS = 2_000_000
+"""Rows of what does not say how many it has, and may have no end."""
 _SHIM = '''"""{names}, as a program held them in memory; written by gnomon.train.
 
 {sources}
@@ -59,7 +62,13 @@ def write_rows(rows: Iterable[Any]) -> str:
         ConfigError: There are no rows, a row is no mapping, or a value has no JSON form; the message names row and
             column.
     """
-    lines = [_line(row, number) for number, row in enumerate(rows, 1)]
+    known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
+    lines = [_line(row, number) for number, row in enumerate(known, 1)]
+    if known is not rows and len(lines) > _MOST_ROWS:
+        raise ConfigError(
+            f"dataset gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: "
+            "dataset=itertools.islice(rows, 10000), or write them to a file"
+        )
     if not lines:
         raise ConfigError("dataset holds no rows; give a list of dicts such as {'prompt': ..., 'answer': ...}")
     content = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, as JSON writes it
@@ -192,7 +201,7 @@ def write_model(model: Any, tokenizer: Any) -> str:
 
     Args:
         model: A causal language model of transformers.
-        tokenizer: The model's tokenizer; None loads the one of the folder or hub name that the model came from.
+        tokenizer: The model's tokenizer, or its name or folder; None loads the one that the model came with.
 
     Returns:
         The path of the folder.
@@ -206,6 +215,10 @@ def write_model(model: Any, tokenizer: Any) -> str:
         )
     if tokenizer is None:
         tokenizer = _tokenizer_of(model)
+    elif isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(str(tokenizer)).backend
+    elif not hasattr(tokenizer, "get_vocab"):
+        raise ConfigError(f"the tokenizer is {type(tokenizer).__name__}; give one of transformers, or a name or folder")
     prints = [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
     parts = [model.config.to_json_string(), *prints, json.dumps(tokenizer.get_vocab(), sort_keys=True)]
     folder = _place("\n".join(parts).encode()) / "model"

@@ -1,10 +1,13 @@
 """Training from Python: a model, a dataset and rewards as objects or names, and any setting by its key."""
 
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from datetime import date
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction, isroutine, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, TypedDict, Unpack
 
 from gnomon.algorithms import Algorithm, resolve
@@ -15,6 +18,8 @@ from gnomon.config.experiment import Experiment, supervised, to_toml, with_setti
 from gnomon.config.reading import read
 from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.tables import to_table
+from gnomon.records.directory import RunDirectory
+from gnomon.rewards.function import signature as read_signature
 from gnomon.training.api import continue_run, train_experiment
 from gnomon.training.objects import is_programs_own, write_callables, write_model, write_rows
 from gnomon.training.result import Result
@@ -91,9 +96,9 @@ def train(
             the defaults, and then ``model`` and ``dataset`` are needed.
         run_dir: Where to write the run; runs/NAME-DATE-TIME by default.
         model: A name, a folder, a loaded transformers model, or (model, tokenizer).
-        dataset: A list of dicts, a `datasets.Dataset`, a generator of dicts, a path, the name of a task or of a dataset
-            on the hub, or a table with a ``kind``. Rows need ``prompt`` (or ``question``, ``problem``, ``messages``),
-            and mostly ``answer``; rewards get all columns.
+        dataset: A list of dicts, a `datasets.Dataset`, a table of pandas, polars or Arrow, a dict of columns, a
+            generator of dicts, a path, the name of a task or of a dataset on the hub, or a table with a ``kind``. Rows
+            need ``prompt`` (or ``question``, ``problem``, ``messages``), mostly ``answer``; rewards get all columns.
         rewards: One reward or a list: a function in gnomon's, TRL's or verl's signature, a kind such as "numeric",
             "path.py:function", a table with a ``kind``, or any of these with a weight, (reward, weight). Without it the
             task judges its own answers.
@@ -119,7 +124,7 @@ def train(
     if experiment is None:
         table["algorithm"] = given.pop("algorithm", "grpo")
     loaded = with_settings(table, [*given.items()])
-    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+    return train_experiment(loaded, _new_run(run_dir), callbacks=callbacks)
 
 
 def sft(
@@ -153,13 +158,27 @@ def sft(
     """
     table, given, callbacks = _described(experiment, {"model": model, "dataset": dataset, **settings}, "sft")
     loaded = supervised({"name": "sft", **table}, [*given.items()])
-    return train_experiment(loaded, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+    return train_experiment(loaded, _new_run(run_dir), callbacks=callbacks)
+
+
+_TRAINERS: Mapping[str, str] = {
+    "args": "settings are arguments themselves: learning_rate=1e-5, num_generations=8",
+    "config": "settings are arguments themselves: learning_rate=1e-5, num_generations=8",
+    "processing_class": "a tokenizer is given with its model: model=(model, tokenizer)",
+    "tokenizer": "a tokenizer is given with its model: model=(model, tokenizer)",
+    "peft_config": "an adapter is lora={'rank': 16, 'targets': ['q_proj', 'v_proj']}",
+    "optimizers": "the optimizer is learner={'optimizer': {'learning_rate': 1e-5}}",
+    "tools": "tools are environment={'kind': 'tools', 'tools': ['my.py:search']}",
+}
+"""Arguments of other trainers that are objects, and what to type."""
 
 
 def _described(
     experiment: str | Path | Experiment | None, others: dict[str, Any], verb: str
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[Callable[[FinishedStep], None], ...]]:
     """Return the experiment's table, the settings that change it, and the callbacks."""
+    for name in others.keys() & _TRAINERS.keys():
+        raise ConfigError(f"{name} is an argument of other trainers; here {_TRAINERS[name]}")
     model, dataset, rewards, algorithm = (others.pop(k, None) for k in ("model", "dataset", "rewards", "algorithm"))
     rewards = _only(rewards, "rewards", others, "reward_funcs")
     dataset = _only(dataset, "dataset", others, "train_dataset")
@@ -169,7 +188,7 @@ def _described(
             f'{verb} needs a model and a dataset, such as gnomon.{verb}(model="smollm2-135m-instruct", dataset=rows'
             f'{", rewards=[score]" if verb == "train" else ""}), or an experiment, such as gnomon.{verb}("quickstart")'
         )
-    callbacks = _callbacks(others.pop("callbacks", ()))
+    callbacks = _callbacks(others.pop("callbacks", None))
     given = dict(_given(dataset, rewards, algorithm, others))
     if model is not None:
         given["model"] = _model(model)
@@ -214,10 +233,9 @@ def continue_(
     others: dict[str, Any] = {**settings}
     rewards = _only(rewards, "rewards", others, "reward_funcs")
     dataset = _only(dataset, "dataset", others, "train_dataset")
-    callbacks = _callbacks(others.pop("callbacks", ()))
+    callbacks = _callbacks(others.pop("callbacks", None))
     given = [*_given(dataset, rewards, algorithm, others), *_flat(others)]
-    place = run.directory if isinstance(run, Result) else Path(run)
-    return continue_run(place, given, None if run_dir is None else Path(run_dir), callbacks=callbacks)
+    return continue_run(RunDirectory.named_by(run), given, _new_run(run_dir), callbacks=callbacks)
 
 
 def _callbacks(given: Any) -> tuple[Callable[[FinishedStep], None], ...]:
@@ -226,6 +244,7 @@ def _callbacks(given: Any) -> tuple[Callable[[FinishedStep], None], ...]:
     Raises:
         ConfigError: One is no function of one argument, or one that a call does not run.
     """
+    given = () if given is None else given
     found = (given,) if callable(given) or not isinstance(given, Iterable) else tuple(given)
     for callback in found:
         is_plain = callable(callback)
@@ -272,9 +291,24 @@ def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
 def _base(experiment: str | Path | Experiment | None) -> dict[str, Any]:
     if experiment is None:
         return {}
-    if not isinstance(experiment, Experiment):
+    if isinstance(experiment, str | Path | Mapping):
         return read(experiment)
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(
+            f"the first argument is {_kind(experiment)}, and an experiment is a TOML file or a built-in name; rows are "
+            "dataset=rows, a model is model=..."
+        )
     return tomllib.loads(to_toml(replace(experiment, algorithm=resolve(_algorithm(experiment.algorithm)))))
+
+
+def _new_run(place: Any) -> Path | None:
+    if not isinstance(place, str | os.PathLike | None):
+        raise ConfigError(f"run_dir is {_kind(place)}; give the folder of a new run, and rows as dataset=rows")
+    return None if place is None else Path(place)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
@@ -290,25 +324,41 @@ def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, An
         elif isinstance(value, Mapping) and value and key not in ("task", "algorithm", "chat_template_kwargs"):
             yield from _flat(value, key)
         else:
-            yield key, str(value) if isinstance(value, Path) else value
+            yield key, _plain(key, value)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a setting as a file has it; arrays and scalars of NumPy and torch, their types and devices are objects."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path) or type(value).__name__ in ("dtype", "device"):
+        return str(value).removeprefix("torch.")
+    if not isinstance(value, str | int | float | Mapping | Sequence | date | None) and not callable(value):
+        raise ConfigError(f"{key} is {_kind(value)}; give text, a number, a list or a dict (gnomon config {key})")
+    return value
 
 
 def _model(model: Any) -> str:
     if isinstance(model, str | Path):
         return str(model)
     pair = tuple(model) if isinstance(model, tuple | list) else (model, None)
-    if len(pair) != 2:
-        raise ConfigError(f"model is a tuple of {len(pair)}; give (model, tokenizer)")
+    if len(pair) != 2 or isinstance(pair[0], str | Path):
+        raise ConfigError(
+            f"model is {_kind(model)} of {len(pair)}, {', '.join(map(_kind, pair[:2]))}; give a name or a folder "
+            "alone, or (model, tokenizer) as transformers has them; rows are dataset=rows"
+        )
     return write_model(*pair)
 
 
 def _task(dataset: Any, name: str) -> Any:
     if is_dataclass(dataset) and not isinstance(dataset, type):
         return to_table(dataset)
+    dataset = _rows(dataset)
     if isinstance(dataset, Mapping) and "kind" not in dataset:
         raise ConfigError(
-            f"{name} is {type(dataset).__name__} with {shortened(', '.join(map(str, dataset)))}; give one split or a "
-            f"list of dicts such as {{'prompt': ..., 'answer': ...}}, or a table with a kind"
+            f"{name} is {type(dataset).__name__} with {shortened(', '.join(map(str, dataset))) or 'nothing'}; give one "
+            f"split or a list of dicts such as {{'prompt': ..., 'answer': ...}}, columns as lists of one length, or a "
+            "table with a kind"
         )
     if isinstance(dataset, str | Mapping):
         return dataset
@@ -322,11 +372,24 @@ def _task(dataset: Any, name: str) -> Any:
     return {"kind": "table", "path": write_rows(dataset)}
 
 
+def _rows(dataset: Any) -> Any:
+    """Return the rows of a table of pandas, polars or Arrow, or of a dict of columns; anything else as it is."""
+    for form, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
+        if hasattr(dataset, "columns") and hasattr(dataset, form):
+            return getattr(dataset, form)(*arguments)
+    columns = list(dataset.values()) if isinstance(dataset, Mapping) else []
+    is_even = columns and all(isinstance(each, list | tuple) and len(each) == len(columns[0]) for each in columns)
+    if is_even and not all(isinstance(value, Mapping) for each in columns for value in each):  # those are splits
+        return [dict(zip(dataset, row, strict=True)) for row in zip(*columns, strict=True)]
+    return dataset
+
+
 def _rewards(rewards: Any, weights: Sequence[float] | None) -> list[Any]:
     """Return the rewards as an experiment has them; functions are written down together."""
     is_pair = isinstance(rewards, tuple) and len(rewards) == 2 and isinstance(rewards[1], int | float)
     listed = [rewards] if is_pair or not isinstance(rewards, list | tuple) else list(rewards)
     if weights is not None:
+        weights = [weights] if isinstance(weights, int | float) else list(weights)
         if len(weights) != len(listed):
             raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(listed)} rewards")
         listed = [(reward, weight) for reward, weight in zip(listed, weights, strict=True)]
@@ -343,15 +406,27 @@ def _reward(reward: Any) -> dict[str, Any]:
     """Return one reward as a table whose function may still be an object."""
     if isinstance(reward, tuple) and len(reward) == 2:
         inner, weight = reward
+        if isinstance(weight, str | None):
+            raise ConfigError(f"a reward's weight is {weight!r}; give a number, as in (score, 0.5)")
         return {**_reward(inner), "weight": float(weight)}
     if is_dataclass(reward) and not isinstance(reward, type):
         return to_table(reward)
     if isinstance(reward, Mapping):
+        if not {"kind", "function"} & set(reward):
+            raise ConfigError(
+                f"a reward is a dict with {shortened(', '.join(map(str, reward))) or 'nothing'}; give a function, or a "
+                "dict with a kind or a function, such as {'function': score, 'name': 'mine', 'weight': 0.5}"
+            )
         kind = {"kind": "function"} if "function" in reward else {}
         return {**kind, **reward}
     if isinstance(reward, str):
         return {"kind": "function", "function": reward} if ":" in reward else {"kind": reward}
+    if isinstance(reward, type):
+        raise ConfigError(
+            f"a reward is the class {reward.__name__}; give an object of it: rewards=[{reward.__name__}()]"
+        )
     if callable(reward):
+        read_signature(reward, getattr(reward, "__name__", type(reward).__name__))
         return {"kind": "function", "function": reward}
     raise ConfigError(
         f"a reward is {type(reward).__name__}; give a function, a kind such as 'numeric', 'path.py:function', a table, "
@@ -385,6 +460,11 @@ def _algorithm(algorithm: Any) -> Any:
         algorithm = with_function(algorithm)
     elif isinstance(algorithm, Mapping) and any(isfunction(part) or is_dataclass(part) for part in algorithm.values()):
         algorithm = resolve(algorithm)
+    if isinstance(algorithm, type | ModuleType):
+        raise ConfigError(
+            f"algorithm is {_kind(algorithm)}; give a preset such as 'spo', an Algorithm such as replace(GRPO, ...), a "
+            "function, or a table with a preset"
+        )
     if not isinstance(algorithm, Algorithm):
         return algorithm
     own: dict[Any, str] = {}

@@ -140,6 +140,9 @@ class Result:
         """Steps that were made by the run that this one continues; 0 for a run that continues none."""
         return steps_of(str(RunDirectory(self.directory).table().get("continue_from", "")))
 
+    def __fspath__(self) -> str:
+        return str(self.directory)
+
     @property
     def metrics(self) -> StepMetrics:
         """What each step measured; `StepMetrics.meaning` explains a name."""
@@ -249,6 +252,6 @@ def load(run: str | Path) -> Result:
 
     >>> load("runs/first").metrics["rollout/reward_mean"]  # doctest: +SKIP
     """
-    directory = RunRecord.of(run).files
+    directory = RunRecord.of(RunDirectory.named_by(run)).files
     model = ModelFolder(checkpoint_of(directory.path))
     return Result(directory.path, model, int(model.name.removeprefix("step-")), read_evaluations(directory.evaluations))
