@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError
 from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.build import MixtureTask, WeightedTask, _split
 from gnomon.tasks.mixture import Mixture, schedule
+from gnomon.tasks.split import HeldOut
 
 SUMS = ArithmeticTask(size=100)
 PRODUCTS = ArithmeticTask(size=100, operators=("*",))
@@ -59,3 +61,10 @@ def test_a_part_that_is_too_small_or_empty_handed_is_refused() -> None:
         Mixture([(1, SUMS)], size=200)
     with pytest.raises(ConfigError, match="has none of part 1"):
         Mixture([(1, SUMS), (0.001, PRODUCTS)], size=10)
+
+
+def test_nothing_is_held_out_of_a_mixture() -> None:
+    """With held_out.size = 0 all of it is trained on, as of one set."""
+    parts = tuple(WeightedTask(ArithmeticTask(lowest=low, highest=low + 9)) for low in (0, 30))
+    trained, kept = _split(MixtureTask(parts, size=20), HeldOut(size=0))
+    assert (len(trained), len(kept)) == (20, 0)

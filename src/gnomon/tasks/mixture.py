@@ -67,7 +67,7 @@ class Mixture:
 
 
 def _check_shares(parts: Sequence[QuestionSet], shares: Counter[int]) -> None:
-    for number, part in enumerate(parts):
+    for number, part in enumerate(parts if shares else ()):  # held_out.size = 0 keeps nothing back of any part
         share = shares[number]
         if share == 0:
             raise ConfigError(
