@@ -88,6 +88,10 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
             ["train", "tiny", "rewards=rewards.py:score"],
             "reward 'rewards.py:score' (a, b='3 * 4', c=2): unknown param",
         ),
+        (
+            ["train", "own/run"],
+            "It is a run: gnomon resume own/run goes on with it, gnomon train own/run/experiment.toml",
+        ),
         (["continue", "own/run"], "own/run is continued with something changed, such as more steps in all"),
     ],
 )
@@ -117,6 +121,9 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
         ("rewards=own.py:swapped", "reward 'own.py:swapped' (completions, completion): has both completions and"),
         ('rewards=[{kind="function", function="own.py:swapped"}]', "reward 'own.py:swapped' (completions, completion)"),
         ("rewards=own.py:wrapped", ""),
+        ("rewards=exact,format", """several are a list: 'rewards=["exact", "format"]'"""),
+        ("report_to=wandb,mlflow", """several are a list: 'records.sinks=["wandb", "mlflow"]'"""),
+        ("algorithm=grpo,spo", "Several are compared: gnomon compare EXPERIMENT --algorithms grpo,spo"),
     ],
 )
 def test_what_is_not_where_a_setting_says_is_refused_by_the_names(

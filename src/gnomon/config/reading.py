@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,6 +109,9 @@ def _setting(path: Path) -> str:
         return f". An experiment is a TOML file or a built-in name; this file is a setting: quickstart {key}={what}"
     if name in known_names()["algorithms"]:
         return f". '{name}' is an algorithm: quickstart algorithm={name}"
+    if (path / "experiment.toml").is_file():
+        run = shlex.quote(name)
+        return f". It is a run: gnomon resume {run} goes on with it, gnomon train {run}/experiment.toml begins it again"
     having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]
     if having or os.path.isdir(path) or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return f". A model is a setting: {min(having, key=len, default='quickstart')} model={name}"
@@ -325,7 +329,7 @@ def _check_rewards(last: Mapping[str, Any]) -> None:
         if isinstance(kind, str) and kind.endswith(".py"):
             raise ConfigError(f"rewards[{number}] = '{kind}': name the function in that file too, as {kind}:FUNCTION")
         if isinstance(kind, str) and ":" not in kind and kind not in known:
-            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}")
+            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}{_several('rewards', kind)}")
     for number, each in enumerate(_list(last.get("rewards"))):
         _check_asked(each, f"rewards[{number}].verifier")
         named = each if isinstance(each, str) else each.get("function")
@@ -376,6 +380,12 @@ def _default(stated: ast.expr | None) -> Any:
     if stated is None:
         return Parameter.empty
     return stated.value if isinstance(stated, ast.Constant) else ast.unparse(stated)
+
+
+def _several(key: str, text: Any) -> str:
+    """Return how a list is written, where a text has commas."""
+    names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
+    return f"; several are a list: '{key}={json.dumps(names)}'" if len(names) > 1 else ""
 
 
 def _kinds_of(rewards: Any) -> list[Any]:
@@ -549,7 +559,7 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
     if type_said.startswith("list of "):
         for number, each in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
-                raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}")
+                raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}{_several(key, each)}")
     if type_said == "table" and isinstance(value, int | float) and (inner := _settings_below().get(path)):
         said = ", ".join(f"{key}.{each} = ..." for each in list(inner)[:4])
         raise ConfigError(f"{key} = {str(value).lower()}: a section has settings of its own; set {said}")
@@ -640,7 +650,9 @@ def _check_key(key: str) -> None:
 def _check_algorithm(name: Any, place: str = "") -> None:
     presets: list[str] = known_names()["algorithms"]
     if isinstance(name, str) and ":" not in name and canonical(name) not in map(canonical, presets):
-        raise ConfigError(f"{place}{unknown('algorithm', name.lower(), presets)}; or your own as 'path.py:NAME'")
+        several = f". Several are compared: gnomon compare EXPERIMENT --algorithms {name}" if "," in name else ""
+        own = "; or your own as 'path.py:NAME'"
+        raise ConfigError(f"{place}{unknown('algorithm', name.lower(), presets)}{own}{several}")
 
 
 def check_setting(key: str) -> None:
