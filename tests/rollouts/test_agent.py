@@ -776,6 +776,19 @@ def test_an_endpoint_that_fails_is_no_agent_s_doing(mine: Path, cause: str):
     assert str(rollout.grade.error).endswith("3 times")
 
 
+@pytest.mark.slow
+def test_an_agent_that_something_stopped_is_played_again(mine: Path, tmp_path: Path):
+    """Its time runs out while it stands still, which is no time of its own; one that only waits has had it."""
+    stop = f"import os; once = {str(tmp_path / 'once')!r}; say(); first = not os.path.exists(once); open(once, 'w'); "
+    stop += "first and os.kill(os.getpid(), 19); return 1.0"
+    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile", timeout_seconds=1.0)
+    [again] = played(plan, [task_of(code=stop)])
+    [waiting] = played(plan, [task_of(code="say(); time.sleep(1000)")])
+
+    assert (again.grade.reward, again.ending.by) == (1.0, "done")  # type: ignore
+    assert waiting.ending.by == "timeout"  # type: ignore
+
+
 def test_an_agent_is_tried_before_a_model_loads(mine: Path):
     """One that never calls is refused with the cause; one that fails on made answers is said."""
     sample = Sample("2+2", "4", columns={"answer": "4"})

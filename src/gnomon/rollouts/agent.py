@@ -656,6 +656,11 @@ class AgentRollout:
         async with self.hosts.alone() if is_alone else self.hosts.open() as host:
             try:
                 return await self._within(session, host.reset(task.text, columns, seed, variables))
+            except EnvError as error:
+                death = await host.exit_reason(host.worker) if error.by == "timeout" else None
+                if death is not None and death.is_foreign:
+                    raise EnvWorkerLost(death.words) from error
+                raise
             finally:
                 host.is_sound = False  # what it started ends with it
 
