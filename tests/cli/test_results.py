@@ -1,5 +1,6 @@
 """What a finished run prints."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,17 @@ def test_next_commands_are_not_refused(
     assert f"gnomon export {tmp_path} my-model" in said
     assert (f"next    gnomon evaluate {tmp_path} --samples 4\n        gnomon export" in said) is bool(evaluations)
     assert (f"next    gnomon export {tmp_path} my-model" in said) is not bool(evaluations)
+
+
+@pytest.mark.parametrize("is_on_path", [True, False])
+def test_next_commands_are_typed_as_this_one_was(
+    is_on_path: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """`gnomon` where the shell finds this program by that name, else the path that was typed."""
+    program = tmp_path / "gnomon"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", str(tmp_path if is_on_path else tmp_path / "elsewhere"))
+    show(Result(tmp_path, ModelFolder(tmp_path), 4, ()), as_json=False)
+
+    assert f"next    {'gnomon' if is_on_path else program} export" in capsys.readouterr().out
