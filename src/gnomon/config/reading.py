@@ -109,7 +109,7 @@ def _setting(path: Path) -> str:
         return f". An experiment is a TOML file or a built-in name; this file is a setting: quickstart {key}={what}"
     if name in known_names()["algorithms"]:
         return f". '{name}' is an algorithm: quickstart algorithm={name}"
-    if (path / "experiment.toml").is_file():
+    if os.path.isfile(path / "experiment.toml"):
         run = shlex.quote(name)
         return f". It is a run: gnomon resume {run} goes on with it, gnomon train {run}/experiment.toml begins it again"
     having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]

@@ -27,7 +27,7 @@ class Background:
 
     def __init__(self, is_asynchronous: bool = True, what: str = "the checkpoint") -> None:
         self.is_asynchronous = is_asynchronous
-        self._what = f"waiting until {what} is on the disk"
+        self._what = what
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what, initializer=give_way)
         self._under_way: Future[float] | None = None
         self._waited = self._worked = 0.0
@@ -66,7 +66,7 @@ class Background:
             return
         began = time.perf_counter()
         try:
-            with working(self._what):
+            with working(f"waiting until {self._what} is on the disk"):
                 self._worked += under_way.result()
         finally:
             self._waited += time.perf_counter() - began
@@ -83,7 +83,7 @@ class Background:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with working(self._what):
+        with working(f"waiting until {self._what} is on the disk"):
             self._thread.shutdown(wait=True)
         if error is None or isinstance(error, Stopped | DiagnosedError):
             self.settle()
