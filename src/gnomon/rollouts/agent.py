@@ -657,10 +657,9 @@ class AgentRollout:
             try:
                 return await self._within(session, host.reset(task.text, columns, seed, variables))
             except EnvError as error:
-                death = await host.exit_reason(host.worker) if error.by == "timeout" else None
-                if death is not None and death.is_foreign:
-                    raise EnvWorkerLost(death.words) from error
-                raise
+                if error.by != "timeout":
+                    raise
+                raise await host.blame(error.cause) from error
             finally:
                 host.is_sound = False  # what it started ends with it
 

@@ -104,21 +104,30 @@ class EnvWorker:
         """
         return (await self._ask({"do": "close"})).reward
 
+    async def blame(self, late: str = "") -> EnvError | EnvWorkerLost:
+        """End a process that gave no answer; return whose failure it is, the environment's or that of what ended it.
+
+        Args:
+            late: What is said of one that took too long; "" where it ended.
+        """
+        death = await self.exit_reason(self.worker)
+        if death.is_foreign:
+            return EnvWorkerLost(death.words)
+        return EnvError("timeout", late) if late else EnvError("fault", f"its process {death.words}")
+
     async def _ask(self, request: dict[str, Any], seconds: float | None = None) -> EnvAnswer:
         is_sound, self.is_sound = self.is_sound, False
+        late = f"no reply after {self.timeout_seconds:g} s"
         try:
             said = await self.worker.ask(request, self.timeout_seconds if seconds is None else seconds)
         except (TypeError, RecursionError) as error:
             raise EnvError("fault", f"the task's columns cannot be sent: {error}") from error
-        except (DeadlineExceeded, OSError, EOFError, ValueError) as error:
-            death = await self.exit_reason(self.worker)
-            if death.is_foreign:
-                raise EnvWorkerLost(death.words) from error
-            if not isinstance(error, DeadlineExceeded):
-                raise EnvError("fault", f"its process {death.words}") from error
-            said = None
+        except DeadlineExceeded as error:
+            raise await self.blame(late) from error
+        except (OSError, EOFError, ValueError) as error:
+            raise await self.blame() from error
         if said is None:
-            raise EnvError("timeout", f"no reply after {self.timeout_seconds:g} s")
+            raise EnvError("timeout", late)
         if said["fault"] is not None:
             raise EnvWorkerLost(said["fault"]) if said.get("is_lost") else EnvError("fault", said["fault"])
         if "flood" in said:
