@@ -23,6 +23,7 @@ from gnomon.cli.main import VERBS, main
 from gnomon.core.errors import ConfigError
 from gnomon.models.load import load_model
 from gnomon.models.tiny import save_tiny
+from gnomon.training.api import copy_model
 
 Capture = pytest.CaptureFixture[str]
 
@@ -337,6 +338,15 @@ def test_an_exported_model_is_a_model_for_everyone(run: Path, tmp_path: Path, ca
     assert main(["export", str(run), str(folder)]) == 2
     assert "exists and is not empty; name a new folder" in capsys.readouterr().err
     assert parsed(capsys, "export", str(run), str(tmp_path / "again")) == {"folder": str(tmp_path / "again")}
+
+
+def test_an_export_goes_on_with_the_newest_where_the_run_removes_its_checkpoint(run: Path, tmp_path: Path):
+    """A run renames a checkpoint before it removes it: what was chosen is there as a whole, or gone."""
+    target = tmp_path / "exported"
+    target.mkdir()
+
+    assert copy_model(run, run / "checkpoints" / "step-0", target) == 2
+    assert (target / "tokenizer.json").exists()
 
 
 def test_printed_commands_can_be_typed(capsys: Capture, tmp_path: Path):

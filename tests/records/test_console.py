@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -211,3 +213,25 @@ def test_a_terminal_is_left_clean_when_there_were_no_steps(monkeypatch: pytest.M
     assert "loading libraries" in stream.getvalue()
     assert "".join(screen.display).strip() == ""
     assert (screen.cursor.y, screen.cursor.x) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("os.dup2(os.open('/dev/full', os.O_WRONLY), 2)", 0),
+        ("os.dup2(os.open('/dev/null', os.O_RDONLY), 2)", 0),
+        ("os.close(2)", 0),
+        ("sys.stderr.buffer.close()", 0),
+        ("sys.stderr.detach()", 0),
+        ("ours, theirs = os.pipe(); os.close(ours); os.dup2(theirs, 2)", 1),
+    ],
+)
+def test_a_stream_that_takes_nothing_more_ends_no_run(how: str, status: int):
+    """A full disk below the log, or a stream that somebody closed, costs the lines, and what others print there later.
+    A pipe without a reader ends the process, as it ends any program."""
+    code = f"import os, sys\nfrom gnomon.records.console import Console\nconsole = Console(steps=2)\n{how}\n"
+    code += "console.say('one')\nconsole.step(1, {})\nprint('two', file=sys.stderr, flush=True)\nprint('done')"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == ((0, "done\n") if status == 0 else (1, ""))

@@ -186,11 +186,23 @@ class Console:
         message = for_people(message)
         with self._writing:
             self._printed = self._clock()
-            if self._is_live:
-                self._rich.print(Text(message, style=style))
-                return
-            self._stream.write(message + "\n")
-            self._stream.flush()
+            try:
+                if self._is_live:
+                    self._rich.print(Text(message, style=style))
+                    return
+                self._stream.write(message + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                raise
+            except (OSError, ValueError):
+                self._lose()
+
+    def _lose(self) -> None:
+        """Go on without the stream: a full disk, a lost terminal, or a closed stream; the records have everything."""
+        lost, self._stream = self._stream, open(os.devnull, "w")  # noqa: SIM115
+        self._is_live, self._live = False, None
+        if sys.stderr is lost:  # Others print there as well, and at its exit Python would try again what is left in it.
+            sys.stderr = self._stream
 
     def _draw(self) -> None:
         # Drawn by a thread of its own, four times a second, so that seconds pass on the screen while a step works.
