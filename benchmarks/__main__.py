@@ -25,12 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("case", nargs="*", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="PATH", help="has trl or vllm")
     parser.add_argument("--repeats", type=int, metavar="N")
+    parser.add_argument("--only", default="", metavar="NAME", help="one contender of a case, such as algorithms")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for one contender")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIR")
     given = parser.parse_intermixed_args(arguments)
     size = quick_or_standard(given.quick)
-    conditions = Conditions(default_threads(), given.limit, 0.0 if given.quick else 120.0)
+    conditions = Conditions(default_threads(), given.limit, 0.0 if given.quick else 120.0, given.only)
     pythons = [*given.peer_python, *([str(PEERS)] if PEERS.is_file() else [])]
     try:
         report = conduct(given.case, size, given.repeats or size.repeats, conditions, pythons, _say)
@@ -38,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"python -m benchmarks: {error}")
         return 2
     show(report, Console(highlight=False, width=200))
-    for path in write(report, given.results):
+    for path in write(report, given.results, given.case):
         _say(f"written: {path}")
     return report.exit_code
 
 
-def write(report: BenchReport, folder: Path) -> tuple[Path, Path]:
-    """Write the report as JSON and as a Markdown page, named after the machine and the day; return where."""
+def write(report: BenchReport, folder: Path, cases: Sequence[str] = ()) -> tuple[Path, Path]:
+    """Write the report as JSON and as a Markdown page, named after machine, cases and day; return where."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = (report.machine["cpu"], f"{report.machine['cores']}-cores", report.settings["size"])
+    parts = (report.machine["cpu"], f"{report.machine['cores']}-cores", report.settings["size"], *cases)
     stem = "-".join([*(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts), str(date.today())])
     paths = folder / f"{stem}.json", folder / f"{stem}.md"
     paths[0].write_text(json.dumps(report.as_row(), indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from html import escape
+from pathlib import Path
 
 from website.pages import ROOT, table
 
@@ -30,6 +31,10 @@ differs from it. This is a likeness of formulas, not who invented what from whom
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 CLAIM = re.compile(r"\| \[(.+?)\]\(\.\./experiments/(\w+)/README\.md\) \(`\w+`\) \| ([a-z ]+) \|")
 
+COSTS = """The cost is the seconds of scoring and one update as a multiple of GRPO's on the same made answers, in \
+turns in one process ([growth table](../benchmarks/results/{name}); `python -m benchmarks growth --only algorithms`): \
+passes of a critic or of another policy cost, formulas do not, and rows without anything to learn save. \
+GRPO beside itself says what is noise, a tenth. Generation is in none."""
 COST = re.compile(r"\| ([\w-]+) \| x grpo \| ([\d.]+) \| ([\d. to]+) \|")
 
 
@@ -84,15 +89,17 @@ def claims() -> dict[str, list[str]]:
     return found
 
 
-def costs() -> dict[str, str]:
-    """Return what an update cost against GRPO's on the same rows, by preset, as the newest growth table has it."""
-    newest = max((ROOT / "benchmarks" / "results").glob("*-growth-*.md"))
-    rows = COST.findall(newest.read_text(encoding="utf-8"))
-    where = f"[growth table](../benchmarks/results/{newest.name})"
-    return {name: f"{median} times GRPO's update on the same rows ({spread}; {where})" for name, median, spread in rows}
+def costs() -> dict[str, tuple[str, str]]:
+    """Return what an update cost against GRPO's on the same rows, and its spread, as the newest growth table has it."""
+    rows = COST.findall(_growth_table().read_text(encoding="utf-8"))
+    return {name: (median, spread) for name, median, spread in rows}
 
 
-def section(name: str, parent: str | None, tested: list[str], cost: str | None) -> Iterator[str]:
+def _growth_table() -> Path:
+    return max((ROOT / "benchmarks" / "results").glob("*-growth-*.md"), key=lambda path: path.stem[-10:])
+
+
+def section(name: str, parent: str | None, tested: list[str], cost: tuple[str, str]) -> Iterator[str]:
     """Yield the paragraphs of a preset."""
     preset = NAMED[name]
     yield f"## {name}"
@@ -107,16 +114,16 @@ def section(name: str, parent: str | None, tested: list[str], cost: str | None) 
         yield "**Where it differs, and why.**"
         yield "\n".join(f"- {note}" for note in NOTES[name])
     yield "**Tested by** " + (", ".join(tested) + "." if tested else "no claim of [experiments](claims.md).")
-    if cost is not None:
-        yield f"**Cost.** {cost}."
+    yield f"**Cost.** {cost[0]} times GRPO's update on the same rows ({cost[1]})."
 
 
 def page() -> str:
     """Return docs/algorithms.md."""
     parent, tested, cost = family(), claims(), costs()
-    listed = table(["preset", "when"], ([f"[{name}](#{name})", USES[name]] for name in NAMED))
-    sections = (text for name in NAMED for text in section(name, parent[name], tested[name], cost.get(name)))
-    return "\n\n".join([OPENING.rstrip(), listed, *sections]) + "\n"
+    listed = table(["preset", "when", "cost"], ([f"[{name}](#{name})", USES[name], cost[name][0]] for name in NAMED))
+    measured = COSTS.format(name=_growth_table().name)
+    sections = (text for name in NAMED for text in section(name, parent[name], tested[name], cost[name]))
+    return "\n\n".join([OPENING.rstrip(), measured, listed, *sections]) + "\n"
 
 
 def picture() -> str:

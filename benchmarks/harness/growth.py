@@ -9,21 +9,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.materials import BenchShape, Trainer, make_batch, make_groups
+from benchmarks.harness.materials import BenchShape, Trainer, make_batch, make_groups, rows_for
 from benchmarks.harness.report import BenchMeasure, BenchResult
 from benchmarks.harness.sizes import Size
 from benchmarks.harness.timing import peak_gib, repeat, resident_bytes
-from gnomon.algorithms import PRESETS
+from gnomon.algorithms import NAMED
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.metrics import measure_advantages
-from gnomon.algorithms.sections import Updates
+from gnomon.algorithms.sections import EmaProximal, Updates
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.allocator import tune_machine
 from gnomon.learner.learner import TorchLearner
+from gnomon.learner.reference import ReferenceModels
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.critic import CausalCritic, ValueHead
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.batches import BatchLog
 from gnomon.records.jsonl import JsonlSink
@@ -36,7 +38,7 @@ from gnomon.rollouts.metrics import measure_round, measure_waste
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
 
-_GRPO = PRESETS["grpo"]
+_GRPO = NAMED["grpo"]
 _LONG = 2048
 """Tokens of an answer from which once is enough: a small share of it is luck, and it takes minutes."""
 
@@ -127,12 +129,13 @@ def tracker(size: Size, repeats: int) -> BenchResult:
 
 
 def algorithms(size: Size, repeats: int) -> BenchResult:
-    """Return what a step of each preset takes, as a multiple of GRPO's on the same rows, critics aside.
+    """Return what the learner's half of a step of each preset takes, as a multiple of GRPO's on the same rows.
 
     Each measurement is a pair, GRPO then the preset, so that a change of the machine's pace falls on both. All make one
-    update here, so that the pieces are compared and not the number of updates; a preset that reads the reference
-    policy makes one more forward pass, one that reads a statistic of the whole step makes one of all cuts but the
-    first, and facts say which do. Of a preset that scores with other policies "scoring aside" has the updates alone.
+    update here, of the critic too, so that the pieces are compared and not the number of updates; a preset that reads
+    another policy makes a forward pass of it, one that reads a statistic of the whole step makes one of all cuts but
+    the first, and facts say which do. Of a preset that scores with other policies "scoring aside" has the updates
+    alone. VAPO's review imitates its best answers between steps, which is not in its number.
     """
     tune_machine()
     config = _config(size)
@@ -140,21 +143,21 @@ def algorithms(size: Size, repeats: int) -> BenchResult:
     baseline = _trainer(config, _GRPO)
     made = baseline.on_policy(make_batch(shape, config.vocab_size))
     measures, passes = [], {}
-    for name, preset in PRESETS.items():
-        if preset.critic is not None:
-            continue
-        algorithm = replace(preset, updates=Updates())
-        trainer = _trainer(config, algorithm)
+    for name, preset in NAMED.items():
+        critic = None if preset.critic is None else replace(preset.critic, updates=Updates())
+        algorithm = replace(preset, updates=Updates(), critic=critic)
+        trainer, rows = _trainer(config, algorithm), rows_for(algorithm, made)
         passes[name] = [*sorted(algorithm.needs), *(["statistics"] if algorithm.reads_statistics else [])]
         ratios, aside = [], []
-        for pair in range(repeats + 1):
-            (ours, our_updates), (theirs, their_updates) = (_timed(t, made) for t in (baseline, trainer))
-            if pair:
-                ratios.append(theirs / ours)
-                aside.append(their_updates / our_updates)
+        _timed(trainer, rows)
+        for _ in range(repeats):
+            (ours, our_updates), (theirs, their_updates) = _timed(baseline, made), _timed(trainer, rows)
+            ratios.append(theirs / ours)
+            aside.append(their_updates / our_updates)
         measures.append(BenchMeasure(name, "x grpo", tuple(ratios)))
         if algorithm.needs:
             measures.append(BenchMeasure(f"{name}, scoring aside", "x grpo", tuple(aside)))
+        trainer.learner.close()
     return BenchResult("growth", "algorithms", tuple(measures), {"more passes": passes})
 
 
@@ -221,10 +224,17 @@ def _config(size: Size, context: int = 4096) -> TinyConfig:
 
 
 def _trainer(config: TinyConfig, algorithm: Algorithm) -> Trainer:
-    reference = tiny_model(0, config) if "reference" in algorithm.needs else None
-    plan = LearnerConfig(precision="fp32")
-    learner = TorchLearner(tiny_model(0, config), plan, 1, reference, proximal=algorithm.proximal)
-    return Trainer(learner, algorithm)
+    plan, policy, asks = LearnerConfig(precision="fp32"), tiny_model(0, config), algorithm.reference
+    reference, critic = ReferenceModels(), None
+    if "reference" in algorithm.needs:
+        average = EmaProximal(asks.decay) if asks.model == "average" else None
+        # Other weights than the policy's: where both agree, distillation has no gradient.
+        model = tiny_model(1, config) if average is None else None
+        reference = ReferenceModels(model, average=average, top=algorithm.reference_top)
+    if algorithm.critic is not None:
+        head = ValueHead(config.width)
+        critic = head if algorithm.critic.trunk == "shared" else CausalCritic(tiny_model(0, config), head)
+    return Trainer(TorchLearner(policy, plan, 1, reference, critic, algorithm.proximal), algorithm)
 
 
 def _each(name: str, seconds: tuple[float, ...], tokens: int) -> BenchMeasure:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from benchmarks.harness.sizes import Size
-from gnomon.algorithms import Algorithm
+from gnomon.algorithms import Algorithm, MarginalBest
 from gnomon.config.experiment import Experiment, load
-from gnomon.core.types import Batch, Grade, Group, Rollout, Task
+from gnomon.core.types import GIVEN, Batch, Grade, Group, Rollout, Task
 from gnomon.learner.learner import TorchLearner
 from gnomon.rollouts.collate import collate
 from gnomon.tasks.reasoning import ReasoningGymTask
@@ -88,6 +88,29 @@ def make_batch(shape: BenchShape, vocabulary: int) -> Batch:
     tracked = torch.full((len(batch),), 0.5, dtype=torch.float64)
     one = {"component_rewards": batch.rewards[:, None], "components": ("answer",), "component_weights": (1.0,)}
     return batch.with_fields(baseline=tracked, **one)
+
+
+def rows_for(algorithm: Algorithm, batch: Batch) -> Batch:
+    """Return the same answers as the algorithm would have got them: pairs, labels, one of a group given, hints.
+
+    All answers of a dataset have reward 1; of a group that is judged by its best answer one has.
+    """
+    rows = torch.arange(len(batch))
+    if algorithm.samples == "data":
+        return batch.with_fields(rewards=torch.ones_like(batch.rewards))
+    if isinstance(algorithm.advantage, MarginalBest):
+        return batch.with_fields(rewards=(batch.group != batch.group.roll(1)).double())
+    is_first = rows % 2 == 0
+    if algorithm.samples == "pairs":
+        return batch.with_fields(group=rows // 2, rewards=is_first.double())
+    if algorithm.samples == "labels":
+        return batch.with_fields(group=rows // 2, rewards=is_first * (1.0 - rows // 2 % 2 * 2), is_graded=is_first)
+    if algorithm.demonstrated:
+        given = torch.where(batch.group != batch.group.roll(1), GIVEN, batch.version)
+        return batch.with_fields(version=given)
+    if algorithm.reference.prompt:  # another answer's question and text, as long as a demonstration behind a question
+        return batch.with_fields(hints=batch.tokens.roll(1, 0), hint_lengths=batch.lengths.roll(1))
+    return batch
 
 
 def _rollout(task_id: str, prompt: Sequence[int], response: Sequence[int], grade: Grade) -> Rollout:

@@ -38,12 +38,14 @@ class Conditions:
     """What every contender gets.
 
     threads: of arithmetic. limit_seconds: for one contender; one that takes longer is stopped and shows what it has by
-    then. quiet_seconds: to wait, before each, for other programs to be quiet.
+    then. quiet_seconds: to wait, before each, for other programs to be quiet. only: the one contender of ours that is
+    measured in each case; "" measures all.
     """
 
     threads: int
     limit_seconds: float = 1800.0
     quiet_seconds: float = 60.0
+    only: str = ""
 
     def environment(self, is_tuned: bool) -> dict[str, str]:
         """Return the environment of a contender; how threads wait is left to it, or as the user has it."""
@@ -96,7 +98,11 @@ def conduct(
     itself cannot be measured.
     """
     asked, found = checked(cases), at_hand(pythons)
-    own = [_own(case, name, size, repeats) for case in dict.fromkeys(("roofline", *asked)) for name in CONTENDERS[case]]
+    named = [(case, name) for case in asked if case != "roofline" for name in CONTENDERS[case]]
+    kept = [(case, name) for case, name in named if conditions.only in ("", name)]
+    if not kept and conditions.only:
+        raise ConfigError(unknown("contender", conditions.only, [name for _, name in named]))
+    own = [_own(case, name, size, repeats) for case, name in (("roofline", "gnomon"), *kept)]
     roofline = play(own[0], conditions, say)
     if roofline.error is not None:
         raise RunError(f"the machine's ceilings cannot be measured: {roofline.error}")

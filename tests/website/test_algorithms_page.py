@@ -2,7 +2,7 @@
 
 import re
 
-from website.algorithms import PAGE, PICTURE, claims, difference, family, page, picture
+from website.algorithms import PAGE, PICTURE, claims, costs, difference, family, page, picture
 from website.pages import ROOT
 
 from gnomon.algorithms import NAMED, PRESETS
@@ -17,10 +17,10 @@ def test_the_page_and_the_picture_are_those_of_the_presets():
 
 
 def test_every_preset_has_its_place():
-    """A sentence when to take it, and one parent with which it is not equal; the family has one origin."""
+    """A sentence when to take it, a measured cost, and one parent with which it is not equal; one has no parent."""
     parent = family()
 
-    assert USES.keys() == parent.keys() == NAMED.keys()
+    assert USES.keys() == parent.keys() == costs().keys() == NAMED.keys()
     assert [name for name, above in parent.items() if above is None] == ["grpo"]
     assert [name for name, above in parent.items() if above and not difference(NAMED[name], NAMED[above])] == []
 
