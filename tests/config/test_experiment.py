@@ -2,17 +2,26 @@
 
 import itertools
 import json
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from tests.random_model import RANDOM
 
-from gnomon.algorithms import GRPO, NAMED, TruncatedIS
+from gnomon.algorithms import GRPO, NAMED, Algorithm, TruncatedIS
 from gnomon.config.experiment import Experiment, anchored, from_table, load, to_toml
 from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError, ModelError
-from gnomon.core.sections import EngineConfig
+from gnomon.core.sections import EngineConfig, EvalSampling, GrammarConfig
+from gnomon.core.tables import members
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import LearnerConfig
+from gnomon.models.lora import LoraConfig
+from gnomon.tasks.benchmarks import BenchmarkTask
+from gnomon.tasks.build import MixtureTask
+from gnomon.tasks.published import PublishedTask
+from gnomon.tasks.reasoning import ReasoningGymTask
 from gnomon.tasks.tables import TableTask
 
 
@@ -227,12 +236,39 @@ def test_an_experiment_made_in_python_takes_words_and_tables():
         ({"engine": "vlm"}, "engine.kind = 'vlm': should be"),
         ({"rewards": 5}, r"rewards\[0\] = 5: should be a table"),
         ({"held_out": 3}, "held_out = 3: should be a table"),
+        ({"lora": LoraConfig(targets=3)}, r"lora\.targets\[0\] = 3: should be text"),  # type: ignore[arg-type]
+        ({"learner": LearnerConfig(processes="2")}, r"learner\.processes = '2': should be a whole number; write 2"),  # type: ignore[arg-type]
+        ({"steps": {}}, "steps = {}: should be a whole number"),
     ],
 )
 def test_what_is_wrong_with_an_experiment_made_in_python_is_said(given: dict[str, Any], said: str):
     """In the words of a file, when it is made."""
     with pytest.raises(ConfigError, match=said):
         Experiment(**{"model": "tiny", "task": "arithmetic", "algorithm": "grpo", **given})
+
+
+WRONG_TYPES = (None, "x", 3, 2.5, True, [], {}, ["a"], [None], {"a": 1}, object())
+NEEDED = {TableTask: {"path": "x.jsonl"}, PublishedTask: {"set": "gsm8k"}, BenchmarkTask: {"benchmark": "gsm8k"}}
+
+
+def test_a_section_made_in_python_names_the_field_of_another_type():
+    """Every field of every section and task with eleven values: made, or a ConfigError, and never a bare error."""
+    hints = [hint for each in get_type_hints(Experiment).values() for hint in members(each) if is_dataclass(hint)]
+    sections = [hint for hint in hints if isinstance(hint, type) and hint not in (Algorithm, MixtureTask)]
+    bare: list[str] = []
+    for section in [*sections, GrammarConfig, EvalSampling, OptimizerConfig]:
+        needed: dict[str, Any] = {"generator": "chain_sum"} if section is ReasoningGymTask else NEEDED.get(section, {})
+        for f in (f for f in fields(section) if f.init):
+            for value in WRONG_TYPES:
+                try:
+                    section(**{**needed, f.name: value})
+                except ConfigError:
+                    continue
+                except Exception as error:
+                    bare.append(f"{section.__name__}({f.name}={value!r}): {type(error).__name__}: {error}")
+
+    assert len(sections) > 15
+    assert bare == []
 
 
 def test_a_wrong_place_of_an_answer_names_the_key_that_was_typed():

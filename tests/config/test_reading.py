@@ -83,7 +83,10 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["tasks", "arithmetik"], "did you mean 'arithmetic'"),
         (["evaluate", "runs/gone", "steps=3"], "steps = 3 is of training, and changes nothing in an evaluation"),
         (["train", "tiny", "lora.targets=foo"], "lora.targets: unknown module 'foo'. Known: down_proj, gate_proj"),
-        (["train", "tiny", "report_to=trackio"], "is not installed; pip install 'gnomon[trackio]', or leave trackio"),
+        (
+            ["train", "tiny", "report_to=trackio"],
+            "1 package is not installed: trackio (records.sinks = trackio); run: pip install trackio",
+        ),
         (
             ["train", "tiny", "rewards=rewards.py:score"],
             "reward 'rewards.py:score' (a, b='3 * 4', c=2): unknown param",
@@ -123,6 +126,9 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
         ("rewards=own.py:wrapped", ""),
         ("rewards=exact,format", """several are a list: 'rewards=["exact", "format"]'"""),
         ("report_to=wandb,mlflow", """several are a list: 'records.sinks=["wandb", "mlflow"]'"""),
+        ('task={kind="mixture", parts=["own.csv", {task="arithmetik", weight=2}]}', "own.csv does not exist"),
+        ('task.parts=["arithmetic", {task="arithmetik"}]', "unknown task 'arithmetik'; did you mean 'arithmetic'?"),
+        ('task={parts=["arithmetic", {task="arithmetic", weight=2}]}', ""),
         ("algorithm=grpo,spo", "Several are compared: gnomon compare EXPERIMENT --algorithms grpo,spo"),
     ],
 )

@@ -30,8 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     given = build_parser().parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
-    check_evaluation(overrides, given.task or ())
-
+    models = [given.model, *(text for text in others if text not in overrides)]
+    check_evaluation(overrides, given.task or (), models)
     if not given.task:  # a model of the hub is asked about a task that is named
         RunDirectory.check_there(
             *(Path(name) for name in (given.model, *others) if "/" in name and "=" not in name), is_model=True
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.training.api import evaluate_each
         from gnomon.training.eval_spec import EvalSpec
 
-    candidates = _candidates([given.model, *(text for text in others if text not in overrides)], given.checkpoint)
+    candidates = _candidates(models, given.checkpoint)
     _check_out(given.out)
     exam = EvalSpec(tuple(given.task or ()), given.samples, given.prompts, overrides)
     found = evaluate_each(candidates, exam)

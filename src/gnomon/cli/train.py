@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
-    check_names(given.experiment, overrides)
+    check_names(given.experiment, [*overrides, *cluster])
     if given.restarts:
         return restarting(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 

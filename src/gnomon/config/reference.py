@@ -274,6 +274,10 @@ def as_names() -> str:
         "rules": [*RULES],
         "rewards": sorted(kinds("rewards")),
         "tasks": sorted({*NAMED, *BENCHMARKS, *REFUSED, *PUBLISHED, *generators()}),
+        "task packages": {
+            "reasoning-gym": [*generators()],
+            "datasets": [*PUBLISHED, *(name for name, known in BENCHMARKS.items() if not known.files)],
+        },
         "reasoning-gym": version("reasoning-gym"),
     }
     return json.dumps(names, indent=1) + "\n"

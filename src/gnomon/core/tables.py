@@ -90,10 +90,26 @@ def settled(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: As `build`.
     """
     hints, known = typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
-    return {
-        name: value if value is known[name].default or value == {} else checked(hints[name], value, name)
-        for name, value in given.items()
-    }
+    made: dict[str, Any] = {}
+    for name, value in given.items():
+        is_default = value is known[name].default or (value == {} and known[name].default_factory is dict)
+        made[name] = value if is_default else checked(hints[name], value, name)
+    return made
+
+
+def check_types(section: Any, path: str) -> None:
+    """Refuse fields of a dataclass that hold something of another type, and of the dataclasses in it.
+
+    Raises:
+        ConfigError: The message names the field below ``path``, its value and what it should be.
+    """
+    hints = typing.get_type_hints(type(section), include_extras=True)
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        if value is not f.default and (value != {} or f.default_factory is not dict):
+            checked(hints[f.name], value, f"{path}.{f.name}")
+        if dataclasses.is_dataclass(value):
+            check_types(value, f"{path}.{f.name}")
 
 
 def to_table(piece: Any) -> dict[str, Any]:

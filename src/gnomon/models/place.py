@@ -1,6 +1,7 @@
 """Where a model lies: a folder, the local hub cache, or the hub. No torch: a name is looked for before its import."""
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ FILES = (
     "pytorch_model.bin.index.json",
 )
 _HUB_SECONDS = 5.0
+MARKER = "gnomon.json"
+"""File of a converted default model that lists its files with their sizes."""
+LAYOUT = 1
+_NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def check_place(name: str) -> Path:
@@ -68,6 +73,31 @@ def check_hub(name: str) -> bool:
             f"({first_line(error)}). Give a local folder or a built-in name"
         ) from error
     return False
+
+
+def cache_root() -> Path:
+    """Return the cache folder that runs share: GNOMON_CACHE, or ~/.cache/gnomon."""
+    return Path(os.environ.get("GNOMON_CACHE") or Path.home() / ".cache" / "gnomon").expanduser()
+
+
+def default_folder() -> Path:
+    """Return the folder of the converted model, which may not exist yet."""
+    return cache_root() / "models" / DEFAULT
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether ``folder`` holds a complete conversion: its marker lists every file with its size.
+
+    Sizes and not checksums, because hashing 270 MB takes longer than loading, and a rename publishes the folder as a
+        whole.
+    """
+    marker = folder / MARKER
+    if not marker.is_file():
+        return False
+    recorded: dict[str, Any] = json.loads(marker.read_text())
+    sizes: dict[str, int] = recorded.get("files", {})
+    present = all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
+    return recorded.get("layout") == LAYOUT and set(_NEEDED) <= set(sizes) and present
 
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")

@@ -16,7 +16,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.tables import reach
-from gnomon.models.default import cache_root
+from gnomon.models.place import cache_root
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import sessions_of
 

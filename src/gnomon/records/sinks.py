@@ -14,7 +14,7 @@ from typing import Any, Protocol, TextIO, cast
 
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.optional import check_extras
+from gnomon.core.optional import check_installed
 from gnomon.core.tables import flat, packaged_toml
 from gnomon.records.jsonl import Warn, warn_on_stderr
 
@@ -351,7 +351,7 @@ def build_sinks(
         ConfigError: As `check_sinks`, or a tracker is not installed.
     """
     check_sinks(names)
-    check_extras(names, False, (), False)
+    check_installed({name: f"records.sinks = {name}" for name in names})
 
     if names and not isinstance(sys.stdout, SinkOutput):
         sys.stdout = cast(TextIO, SinkOutput(sys.stdout))

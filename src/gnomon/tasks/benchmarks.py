@@ -8,7 +8,7 @@ from datetime import date
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.core.errors import ConfigError, DatasetError, bounded, unknown
 from gnomon.core.tables import build, packaged_toml
 from gnomon.rewards.code.published import PRIVATE, PUBLIC, unpacked
 from gnomon.rewards.grading import Grading, WeightedReward
@@ -159,6 +159,7 @@ class SetTable(TableTask):
 
 
 @dataclass(frozen=True)
+@bounded("task")
 class BenchmarkTask:
     """A published test set, whole and in its own order. It is evaluated on and never trained on.
 

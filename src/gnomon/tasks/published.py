@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from gnomon.core.errors import ConfigError, DatasetError, unknown
+from gnomon.core.errors import ConfigError, DatasetError, bounded, unknown
 from gnomon.rewards.grading import WeightedReward
 from gnomon.tasks.benchmarks import SetTable, examples, is_answered, published_sets, spelled
 from gnomon.tasks.question import ListDataset, Question
@@ -43,6 +43,7 @@ PUBLISHED: Mapping[str, TrainingSet] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+@bounded("task")
 class PublishedTask:
     """A published training set by its name, with its columns, its words and its reward.
 

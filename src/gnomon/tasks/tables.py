@@ -21,7 +21,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, bounded, no_file, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import counted, working
 from gnomon.core.sections import TABLE_SUFFIXES
@@ -411,6 +411,7 @@ _NOTHING = frozenset(("nan", "none", "null", "<na>", "n/a", "nat"))
 
 
 @dataclass(frozen=True)
+@bounded("task")
 class TableTask:
     """Questions from the rows of a table.
 

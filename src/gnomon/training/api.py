@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from gnomon.algorithms.piece_trial import try_pieces
-from gnomon.config.experiment import Experiment, Loaded, load, steps_of, to_toml
-from gnomon.config.reading import read
+from gnomon.config.experiment import Experiment, Loaded, load, settings_of, steps_of, to_toml
+from gnomon.config.reading import needed_packages, read
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import (
     CheckpointError,
@@ -30,7 +30,7 @@ from gnomon.core.errors import (
     unknown,
 )
 from gnomon.core.failpoints import reach
-from gnomon.core.optional import check_extras, import_optional
+from gnomon.core.optional import check_installed, import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
 from gnomon.models.checkpoint_check import try_checkpoint
@@ -550,10 +550,8 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
     say_whose_code(experiment, console)
-    rewards = {reward.verifier.kind for reward in experiment.rewards}
-    is_generated = experiment.task.kind == "reasoning_gym"
     check_sinks(experiment.records.sinks)
-    check_extras(experiment.records.sinks, experiment.lora is not None, rewards, is_generated)
+    check_installed(needed_packages(settings_of(experiment)))
     try_pieces(experiment.algorithm)
     check_settings(resolved)
     critic = experiment.algorithm.critic

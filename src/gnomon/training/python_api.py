@@ -15,9 +15,10 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.build import with_function
 from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.config.experiment import Experiment, supervised, to_toml, with_settings
-from gnomon.config.reading import read
+from gnomon.config.reading import latest, needed_packages, read
 from gnomon.core.errors import ConfigError, shortened
-from gnomon.core.tables import to_table
+from gnomon.core.optional import check_installed
+from gnomon.core.tables import flat, to_table
 from gnomon.records.directory import RunDirectory
 from gnomon.rewards.function import signature as read_signature
 from gnomon.training.api import continue_run, train_experiment
@@ -196,7 +197,9 @@ def _described(
         table["rewards"] = given.pop("rewards")
     if experiment is None:
         table |= {key: given.pop(key) for key in ("task", "model") if key in given}
-    return table, given | dict(_flat(others)), callbacks
+    given |= dict(_flat(others))
+    check_installed(needed_packages(flat(latest([*flat(table).items(), *given.items()]))))
+    return table, given, callbacks
 
 
 def continue_(

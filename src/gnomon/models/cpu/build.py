@@ -16,7 +16,7 @@ from pathlib import Path
 from gnomon.core.atomic_files import write_durably
 from gnomon.core.processes.stop_signals import stop_signals_blocked
 from gnomon.core.threads import libgomp
-from gnomon.models.default import cache_root
+from gnomon.models.place import cache_root
 
 _HERE = Path(__file__).parent
 _PROCESSOR = Path("/proc/cpuinfo")
