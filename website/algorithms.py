@@ -16,10 +16,11 @@ PAGE, PICTURE = ROOT / "docs" / "algorithms.md", ROOT / "docs" / "algorithms.svg
 OPENING = """# Algorithms
 
 Written by `python -m website.algorithms` from the presets themselves; a test compares. `gnomon algorithms NAME` \
-prints a preset or a piece, `algorithm.PLACE=PIECE` exchanges a piece, and a piece may be your own \
-([Pieces of your own](pieces.md)). Formulas: $R$ is a response's reward, $x$ what a token earned, $V$ a critic's \
-value and $v$ a tracked one; a bar is a mean and $s$ a deviation over the group $G$, the batch $B$ or one state $S$; \
-$|o|$ counts trained tokens, $m$ is the ratio of proximal to behavior, $e$ an effective sample size.
+prints a preset or a piece, with `PLACE=PIECE` behind it what it becomes with another piece, and with `--latex` the \
+formula; `algorithm.PLACE=PIECE` trains that, and a piece may be your own ([Pieces of your own](pieces.md)). \
+Formulas: $R$ is a response's reward, $x$ what a token earned, $V$ a critic's value and $v$ a tracked one; a bar is a \
+mean and $s$ a deviation over the group $G$, the batch $B$ or one state $S$; $|o|$ counts trained tokens, $m$ is the \
+ratio of proximal to behavior, $e$ an effective sample size.
 
 ## How they relate
 

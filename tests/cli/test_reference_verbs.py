@@ -1,4 +1,4 @@
-"""`gnomon config`, `gnomon rewards` and `gnomon tasks`: what exists, by name."""
+"""`gnomon config`, `gnomon rewards`, `gnomon tasks` and `gnomon algorithms`: what exists, by name."""
 
 import json
 
@@ -17,6 +17,8 @@ from gnomon.cli.main import main
         (["tasks"], "chain_sum"),
         (["tasks", "table"], "task.answer_column"),
         (["tasks", "gsm8k"], "openai/gsm8k"),
+        (["algorithms", "gspo", "aggregate=SequenceSum"], "SequenceSum"),
+        (["algorithms", "grpo", 'advantage={piece="Scaled",of="Returns",factor=3}', "--latex"], r"A_t &= 3"),
         (["tasks", "chain_sum"], "parameters.max_terms = 6"),
     ],
 )

@@ -52,7 +52,7 @@ OPTIONS = {
     "reward-model": {"experiment", "key=value", "--run-dir", "--cluster", "--restarts", "--json"},
     "plan": {"--cluster", "experiment", "key=value", "--resolved", "--json"}
     | {"--hardware", "--gpus", "--prompt-tokens", "--answer-tokens"},
-    "algorithms": {"name", "--latex", "--json"},
+    "algorithms": {"name", "key=value", "--latex", "--json"},
     "compare": {"experiment", "key=value", "--algorithms", "--seeds", "--json", "--logs", "--score"}
     | {"--budget", "--seconds", "--steps", "--workers", "--out"},
     "dissect": {"batch", "key=value", "--algorithms", "--rows", "--verify", "--json"},

@@ -1,13 +1,15 @@
 """What must hold for advantages that are made of advantages, whatever the batch."""
 
+import functools
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.batches import Drawn, drawn, few, same
+from tests.laws.batches import Drawn, drawn, few, same, size_of
 
 from gnomon.algorithms import (
     GRPO,
@@ -30,8 +32,10 @@ from gnomon.algorithms import (
     Where,
     Whitened,
 )
-from gnomon.algorithms.protocols import Advantage
+from gnomon.algorithms.composition import Composition
+from gnomon.algorithms.protocols import Advantage, parts_of
 from gnomon.core.errors import ConfigError, GradingError
+from gnomon.testing import loss_and_gradient
 
 PLAIN: tuple[Advantage, ...] = (
     GroupRelative(),
@@ -170,6 +174,48 @@ def test_a_missing_reward_is_an_error_and_no_zero(d: Drawn):
     same(PerReward()(batch.with_fields(component_rewards=rewards))[0], PerReward()(d.batch)[0])
 
 
+LEAVES = (GroupRelative(scale="none"), LeaveOneOut(), OptimalBaseline(), Returns(), PerReward(), StateRelative())
+
+
+def composed(inner: st.SearchStrategy[Advantage]) -> st.SearchStrategy[Advantage]:
+    """Return sums, multiples, choices and normal forms of what is inside; epsilon keeps rounding from growing."""
+    return st.one_of(
+        st.tuples(inner, inner).map(AdvantageSum),
+        st.builds(Scaled, inner, factors),
+        st.builds(Where, st.builds(RewardAtLeast, st.just(0.25), st.sampled_from(["", "b"])), inner, inner),
+        st.builds(Normalized, inner, st.sampled_from(["group", "batch", "length"]), st.just(0.1)),
+    )
+
+
+nested = st.recursive(st.sampled_from(LEAVES), composed, max_leaves=8)
+
+
+@few
+@given(drawn(), nested, st.randoms(use_true_random=False))
+def test_whatever_is_composed_keeps_the_laws(d: Drawn, advantage: Advantage, random: Random):
+    """Nested at random it needs what its parts need; cuts, order and what is masked change nothing (P32)."""
+    inside = [part for _, part in parts_of(advantage)]
+    conditions = {need for part in inside if isinstance(part, Where) for need in part.condition.needs}
+    assert advantage.needs == conditions.union(*(part.needs for part in inside))
+    assert advantage.minimum_generations == max(part.minimum_generations for part in inside)
+
+    algorithm = Composition("nested", "", advantage, GRPO.ratio, GRPO.surrogate, GRPO.aggregate)
+    batch = algorithm.prepare(d.batch)
+    loss, gradient = loss_and_gradient(algorithm, batch, d.current)
+    cut_loss, cut = loss_and_gradient(algorithm, batch, d.current, d.cuts)
+    assert cut_loss == pytest.approx(loss, abs=1e-12 * size_of(loss, gradient, d.current))
+    same(cut, gradient, 1e-12)
+
+    order = torch.tensor(sorted(range(len(d.batch)), key=lambda _: random.random()))
+    turned = algorithm.prepare(d.batch.rows(order)).advantages
+    assert batch.advantages is not None
+    assert turned is not None
+    same(turned, batch.advantages[order], 1e-9)
+    spoiled = torch.where(d.batch.mask, d.batch.behavior, torch.nan)
+    beside = algorithm.prepare(d.batch.with_fields(behavior=spoiled, proximal=spoiled, values=spoiled))
+    assert torch.equal(beside.advantages, batch.advantages)
+
+
 def test_needs_and_sizes_of_groups_follow_from_the_parts():
     """A sum reads what its terms read; a choice what its condition reads too; the largest group is what all need."""
     chosen = Where(RewardAtLeast(1.0, "right"), Gae(kl=0.1), Scaled(PerReward(), 2.0))
@@ -197,8 +243,14 @@ def test_what_cannot_be_composed_is_refused():
         PerReward(ConstantAdvantage())
     with pytest.raises(ConfigError, match="'a' would count where it was earned itself; name another"):
         Requires("a", "a")
-    with pytest.raises(ConfigError, match="AdvantageSum has no term"):
-        AdvantageSum(())
+    for terms in ((), GroupRelative()):
+        with pytest.raises(ConfigError, match="AdvantageSum has no term"):
+            AdvantageSum(terms)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"advantage.terms.0 `builtins:str` has no needs"):
+        replace(GRPO, advantage=AdvantageSum(("a", "b")))  # type: ignore[arg-type]
+    endless = functools.reduce(lambda inner, _: Scaled(inner, 1.0), range(3000), GroupRelative())
+    with pytest.raises(ConfigError, match="its pieces are nested too deeply"):
+        replace(GRPO, advantage=endless)
     twice = AdvantageSum((Returns(), Normalized(GroupRelative(), over="group")))
     with pytest.raises(ConfigError, match=r"scales twice; set algorithm.advantage.terms.1.of.scale = \"none\" or"):
         replace(GRPO, advantage=twice)
@@ -207,6 +259,13 @@ def test_what_cannot_be_composed_is_refused():
         replace(GRPO, advantage=lost)
     with pytest.raises(ConfigError, match="equal numbers become 0"):
         replace(GRPO, advantage=Normalized(ConstantAdvantage()))
+    with pytest.raises(ConfigError, match=r'no effect; set algorithm.advantage = .*of = .*"Returns".*factor = 6.0}$'):
+        replace(GRPO, advantage=Normalized(Scaled(Scaled(Returns(), 2.0), 3.0)))
+    deep: Advantage = Returns()
+    for _ in range(10):
+        deep = Normalized(deep, over="length")
+    with pytest.raises(ConfigError, match=r'^[^;]* twice over the same scales twice; set algorithm.advantage.of = "R'):
+        replace(GRPO, advantage=deep)
     for nothing in (Scaled(Returns(), 0.0), AdvantageSum((Scaled(Returns(), 0.0), ConstantAdvantage(0.0)))):
         with pytest.raises(ConfigError, match=r"always 0 teaches nothing; set algorithm.advantage"):
             replace(GRPO, advantage=nothing)

@@ -115,7 +115,7 @@ def segments(*rewards: float) -> dict[str, Any]:
 
 
 def test_component_rewards_may_be_a_list_with_names_or_an_object():
-    """A list with names and an object are the same; a weight that is not said is 1."""
+    """A list with names and an object are the same; a weight that is not said is 1, a name the place in the list."""
     listed = several([0.5, 1], [0, 0]) | {"component_names": ["right", "short"], "component_weights": [2.0, 1.0]}
     named = several({"right": 0.5, "short": 1}, {"short": 0, "right": 0}) | {"component_weights": {"right": 2}}
     for content in (listed, named):
@@ -124,6 +124,8 @@ def test_component_rewards_may_be_a_list_with_names_or_an_object():
         assert (read.components, read.component_weights) == (("right", "short"), (2.0, 1.0))
         assert read.component_rewards is not None
         assert read.component_rewards.tolist() == [[0.5, 1.0], [0.0, 0.0]]
+    bare = parse_batch(several([0.5, 1], [0, 0]) | {"component_weights": [2.0, 1.0]}, "several").batch
+    assert (bare.components, bare.component_weights) == (("0", "1"), (2.0, 1.0))
 
 
 def test_rollout_ids_are_told_apart_within_a_prompt():
@@ -289,6 +291,7 @@ def test_a_malformed_sequence_names_itself_its_field_and_its_position(changes: d
         (several([1, 0], [1]), '"component_rewards" has 1 numbers, and there are 2 components: 0, 1'),
         (several([1, 0]) | {"component_names": ["a", "a"]}, '"component_names" should be a list of different strings'),
         (several({"a": 1}) | {"component_weights": {"a": "2"}}, "should be an object of names and numbers"),
+        (several({"a": 1e39}), '"component_rewards" should be an object of names and finite numbers, or a list'),
         (several({"a": 1}) | {"component_weights": {"b": 2}}, 'are {"b": 2}, and the components a'),
         (segments(1, 0.5), '"reward" is 0.5 and that of sequence 0, of the same rollout_id, 1; each segment carries'),
     ],
@@ -301,15 +304,15 @@ def test_a_malformed_file_says_what_it_should_be(content: Any, message: str):
     assert message in str(raised.value)
 
 
-def test_all_problems_are_listed_up_to_twenty(tmp_path: Path):
-    """Thirty bad rewards: twenty lines, and how many more there are."""
+def test_three_problems_are_listed_and_the_others_counted(tmp_path: Path):
+    """Thirty bad rewards: three of them, and how many more there are; five lines in all."""
     content = {"format": "gnomon-batch/1", "sequences": [SHORT | {"reward": None}] * 30}
     (tmp_path / "b.json").write_text(json.dumps(content))
 
     with pytest.raises(DatasetError) as raised:
         read_batch(tmp_path / "b.json")
-    assert str(raised.value).count('"reward" should be') == 20
-    assert str(raised.value).endswith("... and 10 more")
+    assert str(raised.value).count('"reward" should be') == 3
+    assert str(raised.value).endswith("... and 27 more")
 
 
 def test_a_file_that_is_no_json_or_not_there_is_said_to_be_so(tmp_path: Path):

@@ -73,6 +73,10 @@ def unknown(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "logprobs": [None] * len(line["logprobs"])}
 
 
+def without(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key != "logprobs"}
+
+
 def less_likely(nats: float, share: int = 1) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a change: about one in ``share`` answers was that much less likely when it was sampled."""
 
@@ -99,6 +103,7 @@ def unjudged(line: dict[str, Any]) -> dict[str, Any]:
     ("change", "more", "said"),
     [
         (unknown, (), r"16 of 16 rollouts of .* have no log-probabilities, and the ratio of 'p3o'"),
+        (without, (), r"16 of 16 rollouts of .* have no log-probabilities, and the ratio of 'p3o'"),
         (unknown, ("algorithm=decoupled-ppo",), r"have no log-probabilities, and the ratio of 'decoupled-ppo'"),
         (unjudged, (), r"16 of 16 rollouts of .* have no reward, as those of gnomon sft"),
         (

@@ -10,6 +10,7 @@ import pytest
 from gnomon.config.experiment import load
 from gnomon.diagnosis.facts import Facts
 from gnomon.training.api import train_experiment
+from gnomon.training.build_data import questions
 
 QUICK = ("learner.precision=fp32", "evaluation.before=false", "checkpoints.every=0", "max_staleness=0")
 LEARNED = ("learner.optimizer.learning_rate=1e-3", "rollouts_per_step=16", "steps=8")
@@ -61,6 +62,17 @@ def test_a_run_tells_good_answers_from_bad_ones(tmp_path: Path):
     rewards = [row.rollout.grade.reward for row in run.rollouts(1)]
     assert set(rewards[::2]) == {1, -1}
     assert set(rewards[1::2]) == {None}
+
+
+@pytest.mark.parametrize(("label", "said"), [(True, ["every label says good"]), (False, ["every label says bad"])])
+def test_labels_of_one_kind_are_said(label: bool, said: list[str], tmp_path: Path):
+    """Nothing tells good from bad there: a note names what is missing, and rows of both kinds have none."""
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"], "label": label} for row in SUMS]
+    for more, expected in ((rows, said), ([*rows, rows[0] | {"prompt": "a", "label": not label}], [])):
+        settings = ("algorithm=kto", f"task={table(tmp_path, more)}", "held_out.size=0", "rollouts_per_step=4")
+        notes = "; ".join(questions(load("tiny", [*QUICK, *settings]).experiment).said)
+
+        assert [each for each in ("every label says good", "every label says bad") if each in notes] == expected
 
 
 @pytest.mark.parametrize("table", [{"algorithm": {"samples": "pairs"}}, {"rollouts_from": "runs/first/rollouts"}])

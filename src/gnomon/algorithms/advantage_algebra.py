@@ -39,7 +39,10 @@ class AdvantageSum(Composed):
     terms: tuple[Advantage, ...]
 
     def __post_init__(self) -> None:
-        if not self.terms:
+        given: object = self.terms
+        if isinstance(given, list):
+            object.__setattr__(self, "terms", tuple(given))
+        if not given or not isinstance(given, list | tuple):
             raise ConfigError("AdvantageSum has no term; give it one, such as terms = [{piece = 'GroupRelative'}]")
         _check_one_critic("AdvantageSum", self.terms)
 
@@ -293,9 +296,9 @@ class PerReward(Modified):
 
     def __post_init__(self) -> None:
         for _, part in parts_of(self.of):
-            foreign = set[str](part.needs) & {"values", "reference", "component_rewards"}
+            foreign = set[str](getattr(part, "needs", ())) & {"values", "reference", "component_rewards"}
             foreign |= {"the tracked value"} if isinstance(part, TrackedBaseline) else set()
-            foreign |= set() if part.reads_rewards else {"no reward"}
+            foreign |= set() if getattr(part, "reads_rewards", True) else {"no reward"}
             if foreign:
                 raise ConfigError(
                     f"PerReward takes an advantage of one reward, and {type(part).__name__} reads "
@@ -362,7 +365,7 @@ def component(batch: Batch, name: str) -> Tensor:
 
 
 def _check_one_critic(name: str, parts: tuple[Advantage, ...]) -> None:
-    readers = [type(part).__name__ for part in parts if "values" in part.needs]
+    readers = [type(part).__name__ for part in parts if "values" in getattr(part, "needs", ())]
     if len(readers) > 1:
         raise ConfigError(
             f"{name}: {' and '.join(readers)} each have targets for the critic, which can learn one; use a critic in "

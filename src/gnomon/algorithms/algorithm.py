@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from gnomon.algorithms.composition import Composition
 from gnomon.algorithms.user_pieces import with_functions
 from gnomon.algorithms.validate import validate
+from gnomon.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class Algorithm(Composition):
     """
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, with_functions(getattr(self, field.name)))
-        validate(self)
+        try:
+            for field in fields(self):
+                object.__setattr__(self, field.name, with_functions(getattr(self, field.name)))
+            validate(self)
+        except RecursionError:
+            raise ConfigError(
+                f"algorithm '{self.name}': its pieces are nested too deeply; add up with one sum"
+            ) from None

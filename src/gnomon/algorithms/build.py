@@ -229,7 +229,9 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
         raise ConfigError(f"{path} = {value!r}: expected a list")
     changed = list(there or ())
     for key, inner in value.items():
-        if not str(key).isdigit() or int(key) >= len(changed):
+        if not str(key).isdigit():
+            raise ConfigError(f"{path}: '{key}' is no place in a list; write the whole list, [{{{key} = ...}}]")
+        if int(key) >= len(changed):
             raise ConfigError(f"{path}.{key}: there are {len(changed)}, counted from 0; or give the whole list")
         changed[int(key)] = _value(hint, changed[int(key)], inner, f"{path}.{key}")
     return tuple(changed)

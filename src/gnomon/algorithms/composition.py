@@ -7,6 +7,7 @@
 plain sum, and micro-batching, accumulation and data parallelism are exact.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -170,7 +171,10 @@ class Composition:
             NotFiniteError: A reward is beyond what float32 holds. Its square may overflow, and an infinite deviation
                 would make every advantage 0 without a message.
         """
-        if not bool((batch.rewards[batch.is_graded].double().abs() <= LARGEST_REWARD).all()):
+        each = batch.rewards[:, None] if batch.component_rewards is None else batch.component_rewards
+        # NaN of a component: it did not apply.
+        rewards = torch.cat([batch.rewards[:, None], each.nan_to_num(0.0, math.inf, -math.inf)], 1)[batch.is_graded]
+        if not bool((rewards.abs() <= LARGEST_REWARD).all()):
             raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
         if self.mask_truncated:
             batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])

@@ -254,9 +254,13 @@ def _advantage(algorithm: Composition) -> Iterator[Refusal]:
         number = {Scaled: [Fix("advantage.factor", 1.0)], ConstantAdvantage: [Fix("advantage.value", 1.0)]}
         fixes = (*number.get(type(algorithm.advantage), []), Fix("advantage", GroupRelative()))
         yield _refuse("an advantage that is always 0 teaches nothing", *fixes)
+    said: set[tuple[str, str]] = set()
     for place, advantage in parts_of(algorithm.advantage):
-        if isinstance(advantage, Whitened | Normalized):
-            yield from _scaled_twice(place, advantage)
+        for refusal in _scaled_twice(place, advantage) if isinstance(advantage, Whitened | Normalized) else ():
+            # Of what is nested the outermost is named: its remedy mends all.
+            if (place.removesuffix(".of"), refusal.reason) not in said:
+                yield refusal
+            said.add((place, refusal.reason))
 
 
 def _is_nothing(advantage: Advantage) -> bool:
@@ -273,15 +277,17 @@ def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refu
     name = type(advantage).__name__
     if over != "length" and isinstance(inner, Scaled | ConstantAdvantage):
         lost = "a factor inside it has no effect" if isinstance(inner, Scaled) else "equal numbers become 0"
-        outside = (
-            Fix(place, Scaled(replace(advantage, of=inner.of), inner.factor))
-            if isinstance(inner, Scaled)
-            else Fix(place, inner)
-        )
-        yield _refuse(f"{name} divides by a deviation, so {lost}", outside)
+        factor, outside = 1.0, advantage.of
+        while isinstance(outside, Scaled):
+            outside, factor = outside.of, factor * outside.factor
+        outside = Scaled(replace(advantage, of=outside), factor) if isinstance(inner, Scaled) else inner
+        yield _refuse(f"{name} divides by a deviation, so {lost}", Fix(place, outside))
     inner_over = inner.over if isinstance(inner, Normalized) else "tokens"
     if isinstance(inner, Whitened | Normalized) and over == inner_over:
-        yield _refuse(f"{name} twice over the same scales twice", Fix(f"{place}.of", inner.of))
+        bare = inner.of
+        while isinstance(bare, Whitened | Normalized) and getattr(bare, "over", "tokens") == over:
+            bare = bare.of
+        yield _refuse(f"{name} twice over the same scales twice", Fix(f"{place}.of", bare))
     if isinstance(inner, GroupRelative) and inner.scale != "none" and over in ("tokens", inner.scale):
         yield _refuse(
             f"{name} on top of GroupRelative(scale='{inner.scale}') scales twice",

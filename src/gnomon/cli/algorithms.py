@@ -1,21 +1,26 @@
-"""gnomon algorithms [NAME]: what there is, and what the name of an algorithm or of a piece stands for."""
+"""gnomon algorithms [NAME [key=value ...]]: what there is, and what an algorithm or a piece stands for."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import VerbParser
-from gnomon.config.reading import check_named_algorithm
+from gnomon.cli.arguments import SettingsParser
+from gnomon.config.reading import check_named_algorithm, parse_override
+
+if TYPE_CHECKING:
+    from gnomon.algorithms.build import Resolution
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return the parser of the verb."""
-    parser = VerbParser(
-        "algorithms", __doc__, "examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms Clip"
+    parser = SettingsParser(
+        "algorithms",
+        __doc__,
+        "examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms grpo aggregate=TokenMean --latex",
     )
     parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
+    parser.add_overrides("what is exchanged in it: aggregate=TokenMean")
     parser.add_argument("--latex", action="store_true", help="print the formula of an algorithm for LaTeX")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -24,25 +29,32 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Print the presets and pieces, or describe one; return the exit code."""
     parser = build_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     if given.name is not None:
         check_named_algorithm(given.name)
     if given.latex:
         if given.name is None or given.json:
             parser.error("--latex prints the formula of one algorithm: give its name, and leave --json out")
-        print(_latex(given.name))
+        print(_latex(given.name, given.overrides))
         return 0
-    rows, text = _everything() if given.name is None else _one(given.name)
+    rows, text = _everything() if given.name is None else _one(given.name, given.overrides)
     print(json.dumps(rows, indent=2) if given.json else text)
     return 0
 
 
-def _latex(name: str) -> str:
+def composed(name: str, overrides: Sequence[str]) -> "Resolution":
+    """Return the algorithm of that name with settings key=value, whose keys may begin with "algorithm."."""
+    from gnomon.algorithms import resolve_with_notes
+
+    changes = {path.removeprefix("algorithm."): value for path, value in map(parse_override, overrides)}
+    return resolve_with_notes({"preset": name, **changes})
+
+
+def _latex(name: str, overrides: Sequence[str]) -> str:
     """Return the formulas of an algorithm as the lines of an aligned equation."""
-    from gnomon.algorithms import resolve
     from gnomon.algorithms.formulas import formula
 
-    lines = [text.replace(" = ", " &= ", 1) for text in formula(resolve(name)).values()]
+    lines = [text.replace(" = ", " &= ", 1) for text in formula(composed(name, overrides).algorithm).values()]
     return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
 
@@ -56,15 +68,15 @@ def _everything() -> tuple[dict[str, Any], str]:
     return rows, f"{summary()}\n\n{heading}\n\n{pieces_summary()}"
 
 
-def _one(name: str) -> tuple[dict[str, Any], str]:
+def _one(name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return one algorithm or piece as JSON and as text."""
-    from gnomon.algorithms import describe, resolve_with_notes
+    from gnomon.algorithms import describe
     from gnomon.algorithms.describe import as_row, find_piece, piece_text
 
-    piece = find_piece(name)
+    piece = None if overrides else find_piece(name)
     if piece is not None:
         said = piece_text(piece)
         return {said.name: asdict(said)}, str(said)
-    resolution = resolve_with_notes(name)
+    resolution = composed(name, overrides)
     understood = [f"Understood: {note}." for note in resolution.notes]
     return {name: as_row(resolution.algorithm)}, "\n".join([*understood, describe(resolution.algorithm)])

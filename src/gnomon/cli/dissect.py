@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gnomon.cli.algorithms import composed
 from gnomon.cli.arguments import SettingsParser
 from gnomon.core.progress import counted, working
 
@@ -67,20 +68,15 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
 
 def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
     """Return the algorithms by their given names, each with every override, and notes about understood spellings."""
-    from gnomon.algorithms import resolve_with_notes
-    from gnomon.config.reading import parse_override
     from gnomon.core.errors import ConfigError
 
-    changes: dict[str, Any] = {}
-    for path, value in map(parse_override, overrides):
-        changes[path.removeprefix("algorithm.")] = value
     found: dict[str, Algorithm] = {}
     notes: list[str] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
-            resolution = resolve_with_notes({"preset": name, **changes})
+            resolution = composed(name, overrides)
         except ConfigError as error:
-            raise ConfigError(f"{name}: {error}" if changes else str(error)) from error
+            raise ConfigError(f"{name}: {error}" if overrides else str(error)) from error
         found[name] = resolution.algorithm
         notes += [note for note in resolution.notes if note not in notes]
     if not found:

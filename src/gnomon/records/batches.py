@@ -25,7 +25,7 @@ NAMES = ("turn", "state")
 ARRAYS = (*NUMBERS, *NAMES)
 PER_SEQUENCE = ("baseline", "bootstrap", "role", "rollout_id", "component_rewards")
 OPTIONAL = ("truncated", *(name for name in ARRAYS if name not in REQUIRED), *PER_SEQUENCE)
-_SHOWN = 20
+_SHOWN = 3
 # Engines round: a log-probability of 0 may come out slightly above.
 LARGEST_LOGPROB = 1e-3
 _ROUNDING = 1e-5
@@ -205,7 +205,7 @@ def parse_batch(content: Any, source: str) -> RecordedBatch:
 def _components(content: Mapping[str, Any]) -> dict[str, float]:
     """Return the weight of each component by its name, in the order of the first sequence; none without components."""
     found = content["sequences"][0].get("component_rewards", {})
-    names = list(found) if isinstance(found, dict) else content.get("component_names", map(str, range(len(found))))
+    names = [*(found if isinstance(found, dict) else content.get("component_names", map(str, range(len(found)))))]
     weights = content.get("component_weights", {})
     given = weights if isinstance(weights, dict) else dict(zip(names, weights, strict=False))
     return {name: float(given.get(name, 1.0)) for name in names}
@@ -349,6 +349,11 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
             if chosen == 1 and not fits(value)
         ]
         problems += [
+            f'"{name}" at position {position} should be at most {_FLOAT32:.3g} either way, got {_show(value)}'
+            for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
+            if name in ("values", "step_rewards") and chosen == 1 and _is_number(value) and abs(value) > _FLOAT32
+        ]
+        problems += [
             f'"{name}" at position {position} should be a log-probability, at most 0, got {_show(value)}; is it a '
             "probability?"
             for position, (value, chosen) in enumerate(zip(array, mask, strict=False))
@@ -448,7 +453,7 @@ def _is_number(value: Any) -> bool:
 
 def _are_numbers(value: Any) -> bool:
     values = value.values() if isinstance(value, dict) else value
-    return isinstance(value, dict | list) and all(map(_is_number, values))
+    return isinstance(value, dict | list) and all(_is_number(each) and abs(each) <= _FLOAT32 for each in values)
 
 
 _Form = tuple[Callable[[Any], bool], str]

@@ -288,7 +288,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
 _TOKENS, _BEYOND = 1 << 31, 1 << 63
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "step": (int,), "group": (int,), "kept": (bool,), "question": (str,), "task_id": (str,), "text": (str,),
-    "prompt": (list,), "response": (list,), "logprobs": (list,), "mask": (list,), "full_logprobs": (list,),
+    "prompt": (list,), "response": (list,), "logprobs": (list, NoneType), "mask": (list,), "full_logprobs": (list,),
     "parts": (dict,), "error": (str, NoneType), "answer": (str, NoneType), "reward": (int, float, NoneType),
     "stop": (str,), "oldest_version": (int,), "newest_version": (int,), "turns": (int,), "segment": (int,),
     "turn_ends": (list,), "turn_rewards": (list,), "turn_seconds": (list,), "role": (str,),
@@ -301,7 +301,8 @@ def _check_types(row: Any) -> None:
     for name in row.keys() & _TYPES.keys():
         if type(row[name]) not in _TYPES[name]:
             raise TypeError(f"the field {name} is a {type(row[name]).__name__}")
-    lengths = {len(row[name]) for name in ("response", "logprobs", "mask", "full_logprobs") if name in row}
+    arrays = (row.get(name) for name in ("response", "logprobs", "mask", "full_logprobs"))
+    lengths = {len(array) for array in arrays if array is not None}
     if len(lengths) > 1:
         raise ValueError(f"response, log-probabilities and mask differ in length: {sorted(lengths)}")
     if any(type(token) is not int for name in ("prompt", "response") for token in row.get(name, ())):
@@ -348,7 +349,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
 
 
 def _rollout(row: Mapping[str, Any]) -> Rollout:
-    logprobs = _floats(row["logprobs"])
+    known = row.get("logprobs")
+    logprobs = _floats([None] * len(row["response"]) if known is None else known)
     return Rollout(
         task_id=row["task_id"],
         prompt=tuple(row["prompt"]),

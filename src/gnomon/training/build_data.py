@@ -232,6 +232,16 @@ def _unequal(algorithm: Algorithm) -> Iterator[str]:
         yield "other rows are asked for groups that are refused, so the steps reach further than the epochs"
 
 
+def _one_label(tasks: TaskSet) -> str:
+    """Return what is to be said of rows whose labels are all one; "" where they differ."""
+    labels = (tasks[n].given_rewards[0] for n in range(len(tasks)))
+    first = next(labels)
+    if any(label != first for label in labels):
+        return ""
+    kind, other = ("good", "bad") if first == 1 else ("bad", "good")
+    return f"every label says {kind}, so the run learns no difference; add rows of {other} answers"
+
+
 def _within(split: Split, most: int) -> Split:
     """Return the split without rows of more than ``most`` tokens, on both sides."""
     kept, said = [], []
@@ -388,6 +398,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
     if is_supervised and not exams and experiment.evaluation.samples > 1:
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
+    untried.append(_one_label(split.train) if experiment.algorithm.samples == "labels" else "")
     untried.append(_idle_packages(experiment, [by for by in (grading, *(exam.grading for exam in exams)) if by]))
     said = "; ".join(filter(None, untried))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)

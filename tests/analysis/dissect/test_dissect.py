@@ -141,6 +141,23 @@ def test_a_missing_field_is_named_with_its_algorithm(algorithm: Algorithm, field
     assert [name for name in fields if name not in str(caught.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "rewards", "said"),
+    [
+        ("reward-model", [1.0, 0.0], "teaches a critic alone"),
+        ("dpo", [1.0, 0.0, 0.0], "a prompt_id has 3 answers"),
+        ("kto", [1.0, 0.0], "the reward 1 for a good answer, -1 for a bad one"),
+    ],
+)
+def test_answers_of_another_kind_are_refused(name: str, rewards: list[float], said: str):
+    """A group of a policy's answers is no pair, its rewards are no labels, and a reward model has no policy's loss."""
+    masks = [[1]] * len(rewards)
+    batch = make_batch(rewards, masks, reference=[[-1.0]] * len(rewards), values=[[0.0]] * len(rewards))
+
+    with pytest.raises(ConfigError, match=said):
+        dissect(batch, name)
+
+
 def test_entropy_is_estimated_so_that_its_mean_is_right():
     """Over three tokens, each weighed by its own probability, value and slope have the entropy's value and gradient."""
     logits = torch.tensor([1.0, 0.0, -2.0], dtype=torch.float64, requires_grad=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 
 def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
-    """Refuse a batch that lacks fields of the algorithm, naming all of them."""
+    """Refuse a batch that lacks fields of the algorithm, naming all of them, or has no answers of its kind."""
     there = {name for name, value in vars(batch).items() if isinstance(value, Tensor) or value}
     needed: list[str] = [name for name in _REMEDY if name in algorithm.needs - there]
     if uses_tracker(algorithm) and batch.baseline is None:
@@ -207,6 +208,14 @@ def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
             f"algorithm '{algorithm.name}' reads what the batch does not hold. Give each sequence {wanted}. Or leave "
             f"'{algorithm.name}' out"
         )
+    name, rewards = f"algorithm '{algorithm.name}'", batch.rewards[batch.is_graded]
+    if algorithm.ranks_pairs:
+        raise ConfigError(f"{name} teaches a critic alone, and a batch has log-probabilities of a policy; leave it out")
+    largest = max(Counter(Segments.of(batch).whole(batch).group.tolist()).values(), default=0)
+    if algorithm.samples == "pairs" and largest > 2:
+        raise ConfigError(f"{name} compares a chosen answer with a rejected one, and a prompt_id has {largest} answers")
+    if algorithm.samples == "labels" and not bool((rewards.abs() == 1).all()):
+        raise ConfigError(f"{name} reads labels: give each sequence the reward 1 for a good answer, -1 for a bad one")
 
 
 def _slope(total: Tensor, leaf: Tensor) -> Tensor:
