@@ -510,8 +510,8 @@ def test_segments_are_rows_of_one_rollout(mine: Path, tmp_path: Path):
     assert not [name for name in metrics.values() if "role" in name]
     judge = replace(rollouts[0], segments=tuple(replace(row, role="judge") for row in rollouts[0].segments))
     metrics = measure_turns([judge, rollouts[1]])
-    assert (metrics["turns/role_judge_answers_mean"], metrics["turns/role_none_answers_mean"]) == (1.0, 1.0)
-    assert (metrics["turns/role_judge_reward_mean"], metrics["turns/role_none_reward_mean"]) == (0.25, 0.5)
+    assert (metrics["turns/role_judge_answers_mean"], metrics["turns/role_none_answers_mean"]) == (2.0, 1.0)
+    assert (metrics["turns/role_judge_reward_mean"], metrics["turns/role_none_reward_mean"]) == (0.5, 0.5)
     RolloutLog(tmp_path).write(1, groups, (), batch)
     read = [recorded.rollout for recorded in read_rollouts(tmp_path / "step-000001.jsonl")]
     assert read == rollouts
@@ -633,14 +633,24 @@ def played(
     templates: PolicyTemplates = TEMPLATES,
 ) -> list[Rollout]:
     """One rollout of each task, at once."""
+    return [group.rollouts[0] for group in grouped(plan, tasks, engine, graded, templates)]
 
-    async def body() -> list[Rollout]:
+
+def grouped(
+    plan: EnvironmentConfig,
+    tasks: Sequence[Task],
+    engine: Parrot | None = None,
+    graded: Graded | None = None,
+    templates: PolicyTemplates = TEMPLATES,
+) -> list[Group]:
+    """A group of each task, with all that one rollout becomes."""
+
+    async def body() -> list[Group]:
         policy, judge = engine or Parrot([say("4")]), graded or Graded()
         async with AgentEndpoint() as endpoint, EnvWorkers(plan) as hosts:
             agent = AgentRollout(policy, endpoint, None if plan.server else hosts, templates, plan, refused)  # type: ignore
             asking = Rollouter(policy, judge, TEMPLATES.tokenizer.decode, SAMPLING, 1, 7, agent)  # type: ignore
-            groups = await asyncio.gather(*(asking.run_group(task, 3, RolloutTimer()) for task in tasks))
-        return [group.rollouts[0] for group in groups]
+            return list(await asyncio.gather(*(asking.run_group(task, 3, RolloutTimer()) for task in tasks)))
 
     return run(body())
 
@@ -663,6 +673,28 @@ def test_a_function_s_answer_and_reward_are_graded(mine: Path):
     [rollout] = played(replace(PLAN, use=f"{mine}:slowly"), [task_of()], graded=graded)
     assert rollout.grade.reward == 1.0
     assert graded.samples[1].completion == "4"
+
+
+def test_roles_are_paid_and_compared_by_themselves(mine: Path):
+    """A table of rewards makes a rollout of each role, in groups of one role; a role that is not in it is a fault."""
+    play = "say(model='solver'); say(model='solver'); history[:] = []; say('c', model='critic'); history[:] = []; say()"
+    plan = replace(PLAN, use=f"{mine.with_name('theirs.py')}:hostile")
+    paid, unpaid = (
+        f"{play}; return {table}" for table in ({"solver": 1, "critic": -1.5, "policy": 0.5}, {"critic": 1})
+    )
+    groups = grouped(plan, [task_of(code=paid), task_of(code=unpaid)])
+    each = [part for group in groups for part in group.by_role]
+    batch = collate(each, 1.0, baseline=lambda task: float(len(task.columns["role"])))
+
+    assert [[len(r.turn_ends) for r in group.rollouts] for group in groups] == [[2, 1, 1]] * 2
+    assert batch.role == ("solver", "critic", "") * 2
+    assert (batch.group.tolist(), batch.rollout_id) == ([0, 1, 2, 3, 4, 5], None)
+    assert batch.rewards.tolist() == [1.0, -1.5, 0.5, 0.0, 1.0, 0.0]
+    assert batch.baseline is not None
+    assert batch.baseline.tolist() == [6.0, 6.0, 0.0] * 2
+    assert [r.ending.cause for r in groups[1].rollouts] == ["it paid critic, and not 'solver'"] * 3  # type: ignore
+    metrics = measure_turns(groups[0].rollouts)
+    assert (metrics["turns/role_critic_reward_mean"], metrics["turns/role_solver_answers_mean"]) == (-1.5, 2.0)
 
 
 def test_a_command_finds_the_policy_in_its_environment(tmp_path: Path):

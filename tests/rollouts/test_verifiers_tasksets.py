@@ -1,6 +1,8 @@
 """Tasksets of the verifiers package from 0.4, where it is installed (`make test-full`): its harnesses, our address."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,53 @@ def test_an_environment_that_ships_plays_the_taskset():
 
     assert both.grade.reward == 2.5
     assert len(both.segments) == 1
+
+
+def test_a_resource_server_of_nemo_gym_pays(tmp_path: Path):
+    """The taskset that the package ships seeds a session of a server, and has it verify what the policy said."""
+    asked: list[str] = []
+
+    class Gym(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(self.path)
+            if self.path == "/verify":
+                texts = [part["text"] for item in body["response"]["output"] for part in item["content"]]
+                body["reward"] = float(body["expected"] in texts[-1])
+            said = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gym)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    rows = [
+        {"responses_create_params": {"input": [{"role": "user", "content": f"say {n}"}]}, "expected": str(n)}
+        for n in range(3)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "taskset": {
+            "dataset": str(tmp_path / "rows.jsonl"),
+            "task": {"resources_url": f"http://127.0.0.1:{server.server_port}"},
+        },
+        "agent": {"harness": {"id": "gnomon_words"}},
+    }
+    rollouts = played(
+        planned(use="nemo-gym", settings=settings, timeout_seconds=200.0),
+        [task_of(index=1), task_of(index=2)],
+        Parrot([say("1")]),
+    )
+    server.shutdown()
+    server.server_close()
+
+    assert [(rollout.grade.reward, rollout.grade.error) for rollout in rollouts] == [(1.0, None), (0.0, None)]
+    assert sorted(asked) == ["/seed_session"] * 2 + ["/verify"] * 2
 
 
 def test_what_cannot_be_meant_is_refused_before_a_run():

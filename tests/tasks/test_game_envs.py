@@ -5,20 +5,24 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rollouts.test_agent import TEMPLATES, grouped, say
 
 import gnomon
 from gnomon.core.errors import ConfigError
+from gnomon.core.types import Task
+from gnomon.engines.scripted import ScriptedEngine
 from gnomon.tasks import environment
 from gnomon.tasks.env_server import EnvServer
 from gnomon.tasks.environment import PACKAGES, EnvironmentConfig
-from gnomon.tasks.game_envs import write_questions
+from gnomon.tasks.game_envs import TextArenaEnv, write_questions
 
 LAKE = {"is_slippery": False, "actions": ["left", "down", "right", "up"]}
 
@@ -146,6 +150,55 @@ def test_an_opponent_plays_the_other_seats(tmp_path: Path):
         assert f"Player {1 - seat} placed their symbol" in texts(said)[1]
         assert [reply["fault"] for reply in said] == [None] * 4
         assert (said[-1]["is_done"], said[-1]["reward"]) == (True, 1.0)
+
+
+def test_the_policy_plays_all_seats(tmp_path: Path):
+    """Each seat is a conversation of its own with its own reward; a game that `max_turns` ends pays nothing.
+
+    The policy takes the first free field of tic-tac-toe: with 0, 1, 2, 3, 4, 5, 6 the first player wins.
+    """
+    needed("textarena")
+
+    def first_free(prompt: Sequence[int], key: int) -> list[int]:
+        seen = TEMPLATES.tokenizer.spelled(list(prompt)).rpartition("Available Moves:")[2]
+        return say(re.findall(r"\[\d\]", seen)[0])
+
+    plan = EnvironmentConfig(
+        kind="textarena", use="TicTacToe-v0", settings={"opponent": "policy"}, max_reply_tokens=4000
+    )
+    write_questions("textarena", "TicTacToe-v0", tmp_path / "rows.jsonl", 1, plan.settings)
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    task = Task("t", (1,), row.pop("prompt"), row)
+    long = replace(TEMPLATES, tokenizer=replace(TEMPLATES.tokenizer, context_length=None))
+    whole, cut = (
+        grouped(replace(plan, max_turns=most), [task], ScriptedEngine(first_free), templates=long)[0]  # type: ignore
+        for most in (9, 3)
+    )
+
+    assert [(g.task.columns["role"], g.rewards) for g in whole.by_role] == [("player_0", (1.0,)), ("player_1", (-1.0,))]
+    assert [len(rollout.turn_ends) for rollout in whole.rollouts] == [4, 3]
+    for seat, rollout in enumerate(whole.rollouts):
+        shown = TEMPLATES.tokenizer.spelled(list(rollout.prompt))
+        assert "Play TicTacToe-v0." in shown
+        assert f"You are Player {seat}" in shown
+    assert [(r.role, r.grade.reward, r.ending.by) for r in cut.rollouts] == [  # type: ignore[union-attr]
+        ("player_0", 0.0, "turns"), ("player_1", 0.0, "turns"),
+    ]  # fmt: skip
+
+
+def test_what_another_player_says_is_heard():
+    """Words that a game passes on are shown to the others with who said them, and not to who did."""
+    needed("textarena")
+    env = TextArenaEnv(EnvironmentConfig(kind="textarena", use="SimpleNegotiation-v0", settings={"opponent": "policy"}))
+    env.deal({"seed": 0})
+    heard = []
+    for number in range(4):
+        heard.append(env.turn())
+        env.game.step(f"argument {number}")
+
+    assert [seat for seat, _ in heard] == [0, 1, 0, 1]
+    assert "[Player 0] [argument 0]" in heard[1][1]
+    assert "argument 1" not in heard[3][1]
 
 
 def test_a_game_for_two_needs_an_opponent():

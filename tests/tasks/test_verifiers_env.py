@@ -47,9 +47,15 @@ async def right(completion, answer):
     return float(answer in completion[-1]["content"])
 
 
-def load_environment(tools: bool = False):
+async def best(completions, answers):
+    return [1.0 for _ in completions]
+
+
+def load_environment(tools: bool = False, joint: bool = False):
     rows = [{"prompt": [{"role": "user", "content": f"say {n}"}], "answer": str(n)} for n in range(4)]
     common = {"dataset": Dataset.from_list(rows), "rubric": vf.Rubric(funcs=[right]), "max_turns": 3}
+    if joint:
+        common["rubric"] = vf.RubricGroup([common["rubric"], vf.Rubric(funcs=[right, best])])
     return vf.ToolEnv(tools=[add], **common) if tools else Guess(**common)
 '''
 
@@ -102,6 +108,12 @@ def test_its_tools_are_described_called_and_answered(name: str):
         {"do": "describe"}
     )
     assert [schema["function"]["name"] for schema in described["schemas"]] == ["add"]
+
+
+def test_rewards_of_whole_groups_are_refused_by_name(name: str):
+    """Before a model loads: the package scores one rollout only without them."""
+    with pytest.raises(ConfigError, match=r"functions of a whole group \(best\)[^$]*function = \"gnomon_guess:best\""):
+        talk(name, joint=True)
 
 
 def test_its_questions_can_be_written_down(name: str, tmp_path: Path):

@@ -213,10 +213,28 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Group:
-    """All rollouts of one visit to one task; never split between shards or steps."""
+    """All rollouts of one visit to one task; never split between shards or steps.
+
+    Attributes:
+        is_by_role: Whether each rollout was paid for the part of its ``role`` alone, so that those of one role compare.
+    """
 
     task: Task
     rollouts: tuple[Rollout, ...]
+    is_by_role: bool = False
+
+    @property
+    def by_role(self) -> "tuple[Group, ...]":
+        """Itself, or a group for each role, which the task's column ``role`` then names."""
+        if not self.is_by_role:
+            return (self,)
+        played: dict[str, list[Rollout]] = {}
+        for rollout in self.rollouts:
+            played.setdefault(rollout.role, []).append(rollout)
+        task = self.task
+        return tuple(
+            Group(replace(task, columns={**task.columns, "role": role}), tuple(own)) for role, own in played.items()
+        )
 
     @property
     def rewards(self) -> tuple[float, ...]:

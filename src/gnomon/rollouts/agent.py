@@ -45,11 +45,11 @@ from gnomon.rollouts.chat_apis import (
     ChatMessage,
     ChatRequest,
 )
-from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorkerLost, EnvWorkers
+from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorkerLost, EnvWorkers, answered
 from gnomon.rollouts.multi_turn import TRIES, Trajectory, unopened
 from gnomon.tasks.base import Further
 from gnomon.tasks.chat import ChatRenderer
-from gnomon.tasks.environment import EnvironmentConfig, checked_reward
+from gnomon.tasks.environment import EnvironmentConfig, checked_rewards
 from gnomon.tasks.tools import describe_tools, split_calls
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 
@@ -622,8 +622,8 @@ class AgentRollout:
                 by, cause = fault.by, fault.cause
             finally:
                 session.close()
-        path = self._trajectory(task, session)
         if not session.segments:
+            path = Trajectory(task.prompt, self.engine.version, seed=session.seed)
             cause = session.cause or cause or "it never had an answer of the policy"
             path.error, path.ending = f"agent: {cause}", Ending(0, "fault" if by == "done" else by, cause)
             return path
@@ -631,14 +631,20 @@ class AgentRollout:
             by, cause = session.ended_by, session.cause
         elif by == "done" and session.is_cut:
             by = "tokens"
-        path.ending = Ending(session.turns, by, cause)
+        parts = self._parts(session, said.by_role is not None or self.plan.is_self_play)
+        unpaid = [part.role for part in parts if said.by_role is not None and (part.role or MODEL) not in said.by_role]
+        if unpaid:
+            by, cause = "fault", f"it paid {', '.join(said.by_role or ()) or 'none'}, and not '{unpaid[0] or MODEL}'"
         self.count(cause if by == "fault" else None)
-        (path.further or [path])[-1].turn_rewards[-1] += said.reward
-        path.reward = said.reward
-        path.answer = next((text for _, text in said.messages), path.answer)
-        for segment in path.further:
-            segment.ending = path.ending
-        return path
+        for part in parts:
+            paths = [part, *part.further]
+            part.reward = said.reward if said.by_role is None else said.by_role.get(part.role or MODEL, 0.0)
+            part.answer = next((text for _, text in said.messages), part.answer)
+            paths[-1].turn_rewards[-1] += part.reward
+            for path in paths:
+                path.ending = Ending(sum(len(each.turn_ends) for each in paths), by, cause)
+        parts[0].others = parts[1:]
+        return parts[0]
 
     async def _acted(
         self, task: Task, session: AgentSession, variables: Mapping[str, str], is_alone: bool
@@ -700,22 +706,27 @@ class AgentRollout:
         }
         try:
             status, said = await exchange(str(parts.hostname), parts.port or 80, parts.path or "/", "", body)
-            answer, reward = said.get("answer"), checked_reward(said.get("reward"))
+            answer, reward = said.get("answer"), checked_rewards(said.get("reward"))
         except (OSError, EOFError, ValueError, TypeError) as error:
             raise EnvError("fault", f"the server {self.plan.server}: {type(error).__name__}: {error}") from error
         if status != HTTPStatus.OK or not isinstance(answer, str | None):
             raise EnvError("fault", f"the server {self.plan.server} replied with status {status}: {str(said)[:200]}")
-        return EnvAnswer((("assistant", answer),) if answer else (), reward or 0.0, True)
+        return answered((("assistant", answer),) if answer else (), reward, True)
 
-    def _trajectory(self, task: Task, session: AgentSession) -> Trajectory:
-        """Return the first segment with the others behind it; the policy's latest answer is the rollout's."""
-        paths = [segment.path for segment in session.segments]
-        if not paths:
-            return Trajectory(task.prompt, self.engine.version, seed=session.seed)
-        for path in paths:
+    def _parts(self, session: AgentSession, is_by_role: bool) -> list[Trajectory]:
+        """Return the first segment with the others behind it; the policy's latest answer is the rollout's.
+
+        Args:
+            is_by_role: Returns that of each role by itself, whose answer is its own latest.
+        """
+        played: dict[str, list[Trajectory]] = {}
+        for path in (segment.path for segment in session.segments):
             path.text = self.templates.opening(path.prompt) + self.templates.tokenizer.decode(path.tokens)
-        paths[0].further, paths[0].answer = paths[1:], session.latest
-        return paths[0]
+            played.setdefault(path.role if is_by_role else "", []).append(path)
+        for first, *further in played.values():
+            first.further, first.is_of_role = further, is_by_role
+            first.answer = None if is_by_role else session.latest
+        return [paths[0] for paths in played.values()]
 
 
 async def try_agent(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.types import Batch, Group, Rollout, role_of
+from gnomon.core.types import Batch, Group, Rollout, Task, role_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class HintedPrompts:
         return found
 
 
-Collate = Callable[[Sequence[Group], float, Callable[[str], float] | None], Batch]
+Collate = Callable[[Sequence[Group], float, Callable[[Task], float] | None], Batch]
 """Makes a batch of groups, the sampler's temperature and the tracked values."""
 
 
 def collate(
     groups: Sequence[Group],
     temperature: float,
-    baseline: Callable[[str], float] | None = None,
+    baseline: Callable[[Task], float] | None = None,
     weights: Sequence[tuple[str, float]] = (),
     hinted: HintedPrompts | None = None,
 ) -> Batch:
@@ -57,7 +57,7 @@ def collate(
     A rollout with an error keeps its row, with an empty mask: it is counted, enters no statistic and no loss.
 
     Args:
-        baseline: Task id to tracked value, read before these groups are observed; None without a tracker.
+        baseline: Task to tracked value, read before these groups are observed; None without a tracker.
         weights: The parts of a reward, name and weight each; () leaves only the sum.
         hinted: What the reference policy is asked; None asks it what the policy was asked.
 
@@ -92,7 +92,7 @@ def collate(
         task_ids=tuple(r.task_id for r in rollouts),
         baseline=None
         if baseline is None
-        else torch.tensor([baseline(r.task_id) for r in rollouts], dtype=torch.float64),
+        else torch.tensor([baseline(groups[number].task) for number, _ in pairs], dtype=torch.float64),
         routing=_routing(rollouts),
         hints=None if hints is None else _pad([hint or (0,) for hint in hints], torch.long),
         hint_lengths=None if hints is None else torch.tensor([len(hint) for hint in hints]),

@@ -49,11 +49,24 @@ class EnvWorkerLost(Exception):
 
 @dataclass(frozen=True)
 class EnvAnswer:
-    """What an environment said: messages as (role, text), a reward to add, and whether that was all."""
+    """What an environment said: messages as (role, text), a reward to add, and whether that was all.
+
+    An agent may pay each role that it called the policy by, ``by_role``.
+    """
 
     messages: Sequence[tuple[str, str]]
     reward: float
     is_done: bool
+    by_role: Mapping[str, float] | None = None
+
+
+def answered(
+    messages: Sequence[tuple[str, str]], reward: float | Mapping[str, float] | None, is_done: bool
+) -> EnvAnswer:
+    """Return what was said with its reward, which may be a table of roles."""
+    if isinstance(reward, Mapping):
+        return EnvAnswer(messages, 0.0, is_done, reward)
+    return EnvAnswer(messages, reward or 0.0, is_done)
 
 
 @dataclass
@@ -134,7 +147,7 @@ class EnvWorker:
             raise EnvError("flood", f"a reply of {said['flood']} characters")
         self.is_sound = is_sound
         messages = [(str(role), str(text)) for role, text in said.get("messages", ())]
-        return EnvAnswer(messages, float(said["reward"] or 0.0), bool(said.get("is_done")))
+        return answered(messages, said["reward"], bool(said.get("is_done")))
 
 
 class EnvWorkers:

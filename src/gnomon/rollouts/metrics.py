@@ -97,7 +97,7 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     """Return means of turns, reply tokens and segments, the most turns, and ``turns/ended_by_*_fraction``.
 
     Where agents called the policy by several roles, each of the commonest has ``turns/role_*`` with answers, tokens and
-    reward of a rollout.
+    reward of a rollout in which it was called.
     The fractions are of all conversations and add up to 1 (`types.Ending` says what each cause is). Nothing without
     conversations.
     """
@@ -118,6 +118,7 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     roles = Counter(row.role for row in rows)
     for role, _ in roles.most_common(_MOST_ROLES) if len(roles) > 1 else ():
         name, played = role or "none", [row for row in rows if row.role == role]
+        count = sum(any(row.role == role for row in r.rows) for r in rollouts)
         measures[f"turns/role_{name}_answers_mean"] = Mean(sum(len(row.turn_ends) for row in played), count)
         measures[f"turns/role_{name}_tokens_mean"] = Mean(sum(sum(row.mask) for row in played), count)
         measures[f"turns/role_{name}_reward_mean"] = Mean(sum(sum(row.turn_rewards) for row in played), count)

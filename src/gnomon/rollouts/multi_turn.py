@@ -36,6 +36,8 @@ class Trajectory:
         role: As in `Rollout`.
         answer: What rewards see as the answer; None for the policy's last one.
         further: Further segments of the same rollout.
+        is_of_role: Whether it is the part of one role, which is paid and compared by itself.
+        others: Those of the other roles.
         error: Why it cannot be trained on; None when it can.
     """
 
@@ -56,13 +58,16 @@ class Trajectory:
     role: str = ""
     answer: str | None = None
     further: "list[Trajectory]" = field(default_factory=list)
+    is_of_role: bool = False
+    others: "list[Trajectory]" = field(default_factory=list)
     ending: Ending = Ending(0, "fault")
     error: str | None = None
 
     @property
     def generated(self) -> int:
-        """Tokens that the policy chose, in all segments."""
-        return sum(sum(path.mask) for path in (self, *self.further))
+        """Tokens that the policy chose, in all segments and roles."""
+        own = sum(sum(path.mask) for path in (self, *self.further))
+        return own + sum(other.generated for other in self.others)
 
     def add_answer(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""

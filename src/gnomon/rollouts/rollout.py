@@ -130,20 +130,21 @@ class Rollouter:
     async def _converse(
         self, conversation: PlaysConversations, task: Task, round_number: int, watch: RolloutTimer
     ) -> Group:
-        async def one(sample: int) -> tuple[Trajectory, Grade | None]:
+        async def one(sample: int) -> list[tuple[Trajectory, Grade | None]]:
             played = await conversation.run(
                 task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
             )
             watch.generated(played.generated)
+            return [(path, await graded(path)) for path in (played, *played.others)]
+
+        async def graded(played: Trajectory) -> Grade | None:
             if played.error is not None:
-                return played, conversation.refuse(played.sample(task, self.sampling), played.error)
-            if self.together is not None:
-                return played, None
-            return played, await self.grader.grade(played.sample(task, self.sampling))
+                return conversation.refuse(played.sample(task, self.sampling), played.error)
+            return None if self.together is not None else await self.grader.grade(played.sample(task, self.sampling))
 
         playing = [asyncio.ensure_future(one(sample)) for sample in range(self.generations)]
         try:
-            found = await asyncio.gather(*playing)
+            found = [each for parts in await asyncio.gather(*playing) for each in parts]
         finally:
             for rollout in playing:
                 rollout.cancel()
@@ -153,7 +154,8 @@ class Rollouter:
         watch.graded()
         grades = [(played, next(later) if grade is None else grade) for played, grade in found]
         weight = conversation.reward_weight
-        return Group(task, tuple(played.rollout(task, grade, weight) for played, grade in grades))
+        rollouts = tuple(played.rollout(task, grade, weight) for played, grade in grades)
+        return Group(task, rollouts, any(played.is_of_role for played, _ in found))
 
     def _sample(self, task: Task, completion: Completion, key: int) -> Sample:
         reach("grade")

@@ -272,13 +272,13 @@ class RolloutScheduler:
         try:
             number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
             group = await self.rollouter.run_group(self.tasks[slot.index], number, slot.own_watch)
-            if self.is_kept(group):
+            if any(self.is_kept(each) for each in group.by_role):
                 slot.status, slot.group = "kept", group
             elif slot.attempt + 1 >= self.max_attempts:
                 slot.status, slot.group = "given up", group
             else:
                 slot.status = "refused"
-                self._refused.append((slot.turn, group))
+                self._refused += [(slot.turn, each) for each in group.by_role]
                 if self.max_staleness > 0:
                     self._ask_others([slot])
             self._ready += slot.is_ready
@@ -380,4 +380,5 @@ class RolloutScheduler:
 
 
 def _groups(slots: Sequence[InflightGroup], status: Literal["kept", "given up"]) -> list[tuple[int, Group]]:
-    return [(slot.turn, slot.group) for slot in slots if slot.status == status and slot.group is not None]
+    found = [(slot.turn, slot.group) for slot in slots if slot.status == status and slot.group is not None]
+    return [(turn, group) for turn, whole in found for group in whole.by_role]

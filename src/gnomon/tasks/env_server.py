@@ -30,10 +30,17 @@ from gnomon.tasks.environment import (
     check_class,
     check_settings,
     check_text,
-    checked_reward,
+    checked_rewards,
     maybe_await,
 )
-from gnomon.tasks.game_envs import GymnasiumEnv, OpenEnvEnv, TextArenaEnv, check_game, check_server
+from gnomon.tasks.game_envs import (
+    GymnasiumEnv,
+    OpenEnvEnv,
+    TextArenaEnv,
+    TextArenaSelfPlay,
+    check_game,
+    check_server,
+)
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset
 from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
@@ -56,7 +63,7 @@ class AgentProgram:
         self._plan = plan
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
-        """Run it. A text that it returns or prints is its answer, a number its reward, a `Reply` both.
+        """Run it. A text that it returns or prints is its answer, a number or a table its reward, a `Reply` both.
 
         Raises:
             TypeError: A function returned something else.
@@ -73,11 +80,11 @@ class AgentProgram:
             said = Reply(said or "")
         elif not isinstance(said, Reply):
             try:
-                said = Reply(reward=checked_reward(said))
+                said = Reply(reward=checked_rewards(said))
             except ValueError as error:
                 raise TypeError(f"an agent returns a text, a reward, a Reply or None: {error}") from error
         check_text(said.text, "the agent")
-        return EnvReply((("assistant", said.text),) if said.text else (), checked_reward(said.reward), True)
+        return EnvReply((("assistant", said.text),) if said.text else (), checked_rewards(said.reward), True)
 
     async def reply(self, text: str) -> EnvReply:
         """Never: an agent asks, and is not asked."""
@@ -147,7 +154,8 @@ _PARTNERS: Mapping[str, tuple[Callable[[EnvironmentConfig], EnvAdapter], Callabl
     "class": (UserEnv, check_class), "tools": (Tools, check_tools), "trl": (Tools, check_tools),
     "verifiers": (VerifiersEnv, check_prime), "taskset": (VerifiersAgent, check_taskset),
     "agent": (AgentProgram, check_agent), "gymnasium": (GymnasiumEnv, check_game),
-    "textarena": (TextArenaEnv, check_game), "openenv": (OpenEnvEnv, check_server),
+    "textarena": (TextArenaEnv, check_game), "self-play": (TextArenaSelfPlay, check_game),
+    "openenv": (OpenEnvEnv, check_server),
 }  # fmt: skip
 """What is made for each kind, and what checks its settings."""
 T = TypeVar("T")
@@ -217,6 +225,8 @@ class EnvServer:
 
 
 def _part(plan: EnvironmentConfig) -> str:
+    if plan.is_self_play:
+        return "self-play"
     return "taskset" if plan.kind == "verifiers" and plan.is_agent else plan.kind
 
 

@@ -47,13 +47,14 @@ class Reply:
 
     Attributes:
         text: Message that the policy sees; the text of a last reply is not shown.
-        reward: Reward of the answer, which is added to the rollout's; None adds nothing.
+        reward: Reward of the answer, which is added to the rollout's; None adds nothing. An agent's may be a table from
+            the roles that it called the policy by to their rewards.
         is_done: Whether the conversation is over.
         role: Role of the message; "tool" becomes "user" for a chat template that knows no tools.
     """
 
     text: str = ""
-    reward: float | None = None
+    reward: float | Mapping[str, float] | None = None
     is_done: bool = False
     role: Role = "user"
 
@@ -174,7 +175,7 @@ class EnvironmentConfig:
         self._check_read()
 
     def _check_read(self) -> None:
-        of_agent = self.kind in ("agent", "verifiers"), 'kind = "agent"'
+        of_agent = self.kind in ("agent", "verifiers") or self.is_self_play, 'kind = "agent"'
         of_tools = self.kind in ("tools", "trl"), 'kind = "tools" or "trl"'
         of_python = bool({PYTHON, SHELL} & set(self.tools)), f'"{PYTHON}" among the tools'
         of_process = not self.server, "an agent that is started here, `use` or `command`"
@@ -213,13 +214,18 @@ class EnvironmentConfig:
 
     @property
     def is_agent(self) -> bool:
-        """Whether it calls the policy by itself: an agent, or a taskset of verifiers from version 0.4."""
+        """Whether it calls the policy by itself: an agent, a taskset of verifiers from version 0.4, or self-play."""
         if self.kind != "verifiers":
-            return self.kind == "agent"
+            return self.kind == "agent" or self.is_self_play
         try:
             return not version("verifiers").startswith("0.1.")
         except PackageNotFoundError:
             return False
+
+    @property
+    def is_self_play(self) -> bool:
+        """Whether the policy plays all seats of a game."""
+        return self.kind == "textarena" and self.settings.get("opponent") == POLICY
 
     @property
     def is_rewarding(self) -> bool:
@@ -232,6 +238,8 @@ class EnvironmentConfig:
         return " ".join(self.command) or self.server or ", ".join((*((self.use,) if self.use else ()), *self.tools))
 
 
+POLICY = "policy"
+"""The opponent of a game that the policy plays with itself."""
 PYTHON = "python"
 """The tool that runs Python in the sandbox."""
 SHELL = "shell"
@@ -266,10 +274,13 @@ def _check_names(names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class EnvReply:
-    """What a partner says at once: messages as (role, text), a reward to add, and whether that was all."""
+    """What a partner says at once: messages as (role, text), a reward to add, and whether that was all.
+
+    An agent may pay each role that it called the policy by: the reward is then one of each role.
+    """
 
     messages: tuple[tuple[str, str], ...] = ()
-    reward: float | None = None
+    reward: "float | Mapping[str, float] | None" = None
     is_done: bool = False
 
 
@@ -382,6 +393,17 @@ def accepted_arguments(function: Callable[..., Any], offered: Mapping[str, Any])
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return dict(offered)
     return {p.name: offered[p.name] for p in parameters if p.name in offered}
+
+
+def checked_rewards(reward: Any) -> float | dict[str, float] | None:
+    """Return an agent's reward: a finite number, or one for each role that it called the policy by.
+
+    Raises:
+        ValueError: As `checked_reward`.
+    """
+    if not isinstance(reward, Mapping):
+        return checked_reward(reward)
+    return {str(role): checked_reward(paid) or 0.0 for role, paid in reward.items()}
 
 
 def checked_reward(reward: Any) -> float | None:

@@ -6,17 +6,22 @@ row's column ``seed`` says which game is played, so that a group plays one game;
 
 import asyncio
 import json
+import os
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.http import exchange
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.rewards.function import find_member
 from gnomon.tasks.environment import (
+    POLICY,
     EnvAdapter,
     EnvironmentConfig,
     EnvReply,
@@ -98,7 +103,8 @@ class TextArenaEnv:
     """A game for one player, or against an opponent. It pays at its end, and nothing if a budget ended it.
 
     ``settings.opponent`` names a function of the user's that plays all other seats of ``settings.players`` (2): it is
-    given all that its seat was shown, and returns a move. The column ``seat`` is the policy's, 0 without it.
+    given all that its seat was shown, and returns a move. The column ``seat`` is the policy's, 0 without it. The
+    opponent "policy" is `TextArenaSelfPlay`.
 
     What its observation wrappers would say again is not said: a conversation holds it. Action wrappers stay.
 
@@ -113,10 +119,10 @@ class TextArenaEnv:
         self._said_by_player = textarena.ObservationType.PLAYER_ACTION
         settings = dict(plan.settings)
         opponent = settings.pop("opponent", None)
-        self._opponent = None if opponent is None else find_member(opponent, "opponent")
-        self._players = settings.pop("players", 1 if opponent is None else 2)
+        self._opponent = find_member(opponent, "opponent") if opponent not in (None, POLICY) else None
+        self.players = settings.pop("players", 1 if opponent is None else 2)
         try:
-            self._game = textarena.make(plan.use, **settings)
+            self.game = textarena.make(plan.use, **settings)
         except Exception as error:
             raise ConfigError(
                 f"textarena cannot make '{plan.use}' with {plan.settings}: {exception_text(error)}"
@@ -124,18 +130,18 @@ class TextArenaEnv:
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
         """Begin the game of the column ``seed``."""
-        self._game.reset(num_players=self._players, seed=int(columns["seed"]))
+        self.deal(columns)
         self._seat, self._heard = int(columns.get("seat", 0)), dict[int, str]()
-        if not 0 <= self._seat < self._players:
-            raise ValueError(f"the row's seat is {self._seat}, of {self._players} players")
+        if not 0 <= self._seat < self.players:
+            raise ValueError(f"the row's seat is {self._seat}, of {self.players} players")
         await self._others()
-        return _opening(self._new(), prompt)
+        return _opening(self.turn()[1], prompt)
 
     async def reply(self, text: str) -> EnvReply:
         """Give it the answer as a move."""
-        is_over = self._game.step(text)[0] or await self._others()
-        reward = float(self._game.close()[0][self._seat]) if is_over else None
-        return EnvReply((("user", self._new()),), checked_reward(reward), bool(is_over))
+        is_over = self.game.step(text)[0] or await self._others()
+        reward = float(self.game.close()[0][self._seat]) if is_over else None
+        return EnvReply((("user", self.turn()[1]),), checked_reward(reward), bool(is_over))
 
     async def end(self) -> float | None:
         """Let go of it."""
@@ -143,17 +149,74 @@ class TextArenaEnv:
 
     async def _others(self) -> bool:
         """Play the other seats until it is the policy's turn, or the game is over."""
-        while (seat := self._game.state.current_player_id) != self._seat:
+        while self.game.state.current_player_id != self._seat:
             if self._opponent is None:
                 raise ValueError("another player moves; environment.settings.opponent names who")
-            self._heard[seat] = f"{self._heard.get(seat, '')}\n{self._new()}".strip()
-            if self._game.step(await maybe_await(self._opponent(self._heard[seat])))[0]:
+            seat, seen = self.turn()
+            self._heard[seat] = f"{self._heard.get(seat, '')}\n{seen}".strip()
+            if self.game.step(await maybe_await(self._opponent(self._heard[seat])))[0]:
                 return True
         return False
 
-    def _new(self) -> str:
-        said = self._game.state.get_current_player_observation()
-        return "\n".join(text.strip() for _, text, kind in said if kind != self._said_by_player)
+    def deal(self, columns: Mapping[str, Any]) -> None:
+        """Begin the game of the column ``seed``, with nothing said yet."""
+        self.game.reset(num_players=self.players, seed=int(columns["seed"]))
+
+    def turn(self) -> tuple[int, str]:
+        """Return whose turn it is, and what that seat has not been shown: what others and the game said."""
+        seat, said = self.game.state.current_player_id, self.game.state.get_current_player_observation()
+        texts = [
+            f"[Player {who}] {text.strip()}" if kind == self._said_by_player else text.strip()
+            for who, text, kind in said
+            if kind != self._said_by_player or who != seat
+        ]
+        return seat, "\n".join(texts)
+
+
+class TextArenaSelfPlay:
+    """A game whose seats are all the policy's: a conversation, a role ("player_0") and a reward of its own for each.
+
+    It calls the policy as an agent does (`rollouts/agent.py`), by the role whose turn it is.
+    """
+
+    schemas: tuple[dict[str, Any], ...] = ()
+
+    def __init__(self, plan: EnvironmentConfig) -> None:
+        self._env = TextArenaEnv(plan)
+
+    async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
+        """Play the game of the column ``seed``; it pays nothing where a limit of the rollout ends it.
+
+        Raises:
+            ValueError: The question holds what one of the seats is shown.
+        """
+        self._env.deal(columns)
+        where, said = urlsplit(os.environ["OPENAI_BASE_URL"]), dict[int, list[dict[str, str]]]()
+        path, key = f"{where.path}/chat/completions", os.environ["OPENAI_API_KEY"]
+        is_over = False
+        while not is_over:
+            seat, seen = self._env.turn()
+            if seen and seen in prompt:
+                raise ValueError(f"the question holds what seat {seat} is shown; write rows by write_questions")
+            shown = seen if seat in said else f"{prompt}\n\n{seen}".strip()
+            talk = said.setdefault(seat, [])
+            talk.append({"role": "user", "content": shown})
+            body = {"model": f"player_{seat}", "messages": talk}
+            status, reply = await exchange(str(where.hostname), where.port or 80, path, key, body)
+            if status != HTTPStatus.OK:
+                break
+            talk.append(reply["choices"][0]["message"])
+            is_over = self._env.game.step(talk[-1]["content"])[0]
+        paid = self._env.game.close()[0] if is_over else {}
+        return EnvReply((), {f"player_{seat}": float(paid.get(seat, 0.0)) for seat in range(self._env.players)}, True)
+
+    async def reply(self, text: str) -> EnvReply:
+        """Never: it asks, and is not asked."""
+        raise NotImplementedError
+
+    async def end(self) -> float | None:
+        """Nothing is left to let go of."""
+        return None
 
 
 class OpenEnvEnv:
@@ -306,6 +369,8 @@ def write_questions(
 ) -> None:
     """Write one question for each of ``count`` games as JSON lines: its opening as ``prompt``, and its ``seed``.
 
+    In self-play the prompt, which each seat's opening follows, names the game; write what you like in its place.
+
     They are read by ``task = {kind = "table", path = ..., require_answer = false}``.
 
     Args:
@@ -316,7 +381,9 @@ def write_questions(
         ConfigError: The environment cannot be made or begun.
     """
     plan = EnvironmentConfig(kind=kind, use=use, settings=dict(settings or {}))  # type: ignore[arg-type]
-    rows = ({"prompt": _opened(plan, seed), "seed": seed} for seed in range(first_seed, first_seed + count))
+    seeds = range(first_seed, first_seed + count)
+    # In self-play each seat is shown its own opening.
+    rows = ({"prompt": f"Play {use}." if plan.is_self_play else _opened(plan, n), "seed": n} for n in seeds)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -324,6 +391,9 @@ def _opened(plan: EnvironmentConfig, seed: int) -> str:
     game: EnvAdapter = _GAMES[plan.kind](plan)
 
     async def begun() -> EnvReply:
+        if isinstance(game, TextArenaEnv) and plan.is_self_play:
+            game.deal({"seed": seed})
+            return _opening(game.turn()[1], "")
         first = await game.begin("", {"seed": seed})
         await game.end()
         return first

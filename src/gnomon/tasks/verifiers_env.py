@@ -107,9 +107,16 @@ def check_prime(plan: EnvironmentConfig) -> None:
     """Load the environment once.
 
     Raises:
-        ConfigError: The environment cannot be loaded.
+        ConfigError: The environment cannot be loaded, or rewards rollouts by what the package knows of their group.
     """
-    _loaded(plan.use, json.dumps(plan.settings))
+    rubric = _loaded(plan.use, json.dumps(plan.settings)).rubric
+    joint = [name for each in getattr(rubric, "rubrics", [rubric]) for name in each._get_group_reward_func_names()]
+    if joint:
+        raise ConfigError(
+            f"'{plan.use}' pays by functions of a whole group ({', '.join(joint)}), which only the package's own loop "
+            "asks: leave them out of its rubric, and name them here, with TRL's signature,\n"
+            f'[[rewards]] kind = "function", function = "{plan.use}:{joint[0]}", beside kind = "environment"'
+        )
 
 
 def write_questions(name: str, path: Path, settings: Mapping[str, Any] | None = None, count: int = -1) -> int:

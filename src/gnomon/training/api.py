@@ -561,7 +561,8 @@ def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, Promp
         asked = questions(experiment)
         form = try_checkpoint(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
         asked = replace(asked, form=form)
-        return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed)
+        has_agent = experiment.environment is not None and experiment.environment.is_agent
+        return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed, has_agent)
 
 
 def is_finished(run_dir: Path, experiment: Experiment) -> bool:

@@ -15,7 +15,7 @@ from gnomon.rollouts.curriculum.drift import Drift, ScoredAnswer
 class NoTracker:
     """No tracker: baselines come from the batch itself."""
 
-    baseline: Callable[[str], float] | None = None
+    baseline: Callable[[Task], float] | None = None
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
         """Measure nothing and change nothing."""
@@ -32,9 +32,9 @@ class PromptBaseline:
     temperature: float
 
     @property
-    def baseline(self) -> Callable[[str], float]:
-        """Task id to tracked value, before this step's rewards."""
-        return self._value
+    def baseline(self) -> Callable[[Task], float]:
+        """Task to tracked value, before this step's rewards."""
+        return self.tracker.value
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
         """Measure the drift of the step's updates, then fold the step's rewards in."""
@@ -42,9 +42,6 @@ class PromptBaseline:
         self.drift.record(made)
         drifts = await self.drift.measure(groups, self._score)
         return self.tracker.observe(groups, drifts)
-
-    def _value(self, task_id: str) -> float:
-        return float(self.tracker.baseline([self.tracker.task_index.index(task_id)])[0])
 
     async def _score(self, answers: Sequence[ScoredAnswer]) -> Sequence[Sequence[float]]:
         batch = collate([_as_group(answer) for answer in answers], self.temperature)

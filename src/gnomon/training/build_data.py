@@ -569,14 +569,17 @@ class PromptChoice:
     keys: PromptKeys | None = None
 
 
-def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int) -> PromptChoice:
+def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent: bool = False) -> PromptChoice:
     """Return curriculum, tracker, drift and replay buffer as the algorithm asks for them.
+
+    Args:
+        has_agent: Whether an agent plays the tasks, which may name roles.
 
     Raises:
         UserError: For a combination that cannot be meant, or a file of initial values that cannot be used.
     """
     sampler, plan = algorithm.sampler, algorithm.tracker
-    if "role" in algorithm.needs and not any(role_of(tasks[index]) for index in range(len(tasks))):
+    if "role" in algorithm.needs and not has_agent and not any(role_of(tasks[index]) for index in range(len(tasks))):
         raise ConfigError(
             f"algorithm '{algorithm.name}' asks for roles (InRole), and no task has one: give the rows a column `role` "
             "of texts, or choose another condition"
@@ -613,8 +616,7 @@ def _remembering(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) ->
     plan = algorithm.tracker
     assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"
     if isinstance(plan, RoleAverage):
-        roles = [role_of(tasks[index]) for index in range(len(tasks))]
-        return RoleValues(task_index, roles, plan.decay), NoDrift()
+        return RoleValues(task_index, plan.decay), NoDrift()
     if isinstance(plan, OptimalValue):
         fixed = FixedValues(task_index, plan.beta)
         if plan.initial != "samples":

@@ -157,7 +157,7 @@ def _tracker(experiment: Experiment, costs: Costs) -> Iterator[str]:
     plan = experiment.algorithm.tracker
     assert plan is not None, "validate refuses a piece that reads no tracker"
     if isinstance(plan, sections.RoleAverage):
-        yield "The average reward of each role (a task's column `role`) is tracked, and begins at 0."
+        yield "The average reward of each role (a task's column `role`, or one that an agent pays) begins at 0."
         return
     rate = "success rate" if isinstance(plan, sections.TrackerConfig) else "value (fixed from then on)"
     if plan.initial == "samples":

@@ -260,8 +260,8 @@ class TaskValues(Protocol):
     def task_index(self) -> TaskIndex:
         """Whose values these are."""
 
-    def baseline(self, indices: Indices) -> NDArray[np.float64]:
-        """Return the values of these tasks."""
+    def value(self, task: Task) -> float:
+        """Return the value of a task."""
 
     def initialize(self, groups: Sequence[Group]) -> None:
         """Start from rollouts made before training."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.errors import ConfigError, DatasetError, LearnerError
 from gnomon.core.metrics import Mean, Metrics
-from gnomon.core.types import Group, State
+from gnomon.core.types import Group, State, Task, role_of
 from gnomon.rollouts.curriculum.base import Indices, KeptPrompts, TaskIndex
 
 # Success rates in a JSON file, keyed by task id: what a tracker starts from and what it exports.
@@ -165,6 +165,10 @@ class FixedValues:
     def __len__(self) -> int:
         return len(self.task_index)
 
+    def value(self, task: Task) -> float:
+        """Return V* of a task."""
+        return float(self.baseline([self.task_index.index(task.id)])[0])
+
     def baseline(self, indices: Indices) -> NDArray[np.float64]:
         """Return V* of these tasks."""
         values = self._value[np.asarray(indices, np.int64)]
@@ -198,7 +202,7 @@ class FixedValues:
         """Change nothing; return how far the rewards of a finished step were from the values."""
         metrics = Metrics()
         for group in groups:
-            value = float(self.baseline([self.task_index.index(group.task.id)])[0])
+            value = self.value(group.task)
             squared = sum((reward - value) ** 2 for reward in group.rewards)
             count = len(group.rewards)
             measures = {
@@ -243,19 +247,17 @@ class RoleValues:
 
     Args:
         task_index: The ids of the task set.
-        roles: The role of each task, in its order.
         decay: In (0, 1).
     """
 
-    def __init__(self, task_index: TaskIndex, roles: Sequence[str], decay: float) -> None:
+    def __init__(self, task_index: TaskIndex, decay: float) -> None:
         self.task_index = task_index
-        self._names, self._role = np.unique(np.asarray(roles, dtype=np.str_), return_inverse=True)
         self._decay = decay
-        self._value: NDArray[np.float64] = np.zeros(len(self._names))
+        self._averages: dict[str, float] = {}
 
-    def baseline(self, indices: Indices) -> NDArray[np.float64]:
-        """Return the averages of these tasks' roles."""
-        return self._value[self._role[np.asarray(indices, np.int64)]]
+    def value(self, task: Task) -> float:
+        """Return the average of a task's role."""
+        return self._averages.get(role_of(task), 0.0)
 
     def initialize(self, groups: Sequence[Group]) -> None:
         """Begin at 0, whatever was made before training."""
@@ -272,18 +274,16 @@ class RoleValues:
         """Move each role's average by the rewards of its rollouts, one after the other."""
         metrics = Metrics()
         for group in groups:
-            role = self._role[self.task_index.index(group.task.id)]
             for reward in group.rewards:
-                value = float(self._value[role])
-                self._value[role] = self._decay * value + (1 - self._decay) * reward
+                value = self.value(group.task)
+                self._averages[role_of(group.task)] = self._decay * value + (1 - self._decay) * reward
                 measures = {"tracker/value_mean": value, "tracker/squared_error_mean": (reward - value) ** 2}
                 metrics += Metrics.of({name: Mean(number, 1) for name, number in measures.items()})
         return metrics
 
     def state(self) -> State:
         """Return the average of each role by its name, and whose they are."""
-        named = dict(zip(self._names.tolist(), self._value.tolist(), strict=True))
-        return State({}, {**self.task_index.identity(), "averages": named})
+        return State({}, {**self.task_index.identity(), "averages": dict(self._averages)})
 
     def restore(self, state: State) -> None:
         """Become the averages that returned ``state``.
@@ -292,7 +292,7 @@ class RoleValues:
             ConfigError: If they are of another task set.
         """
         self.task_index.check(dict(state.values), "averages of roles")
-        self._value = np.array([float(state.values["averages"].get(str(name), 0.0)) for name in self._names])
+        self._averages = {str(name): float(value) for name, value in state.values["averages"].items()}
 
     def moved(self, state: State, kept: KeptPrompts) -> State:
         """Return the averages as those of this task set; a new role begins at 0."""
@@ -436,6 +436,10 @@ class ValueTracker:
     def n_eff_floor(self) -> float:
         """A number that no task's n_eff is ever below: n -> rho n + 1 only climbs towards 1 / (1 - rho)."""
         return self._n_eff_floor
+
+    def value(self, task: Task) -> float:
+        """Return v of a task."""
+        return float(self.baseline([self.task_index.index(task.id)])[0])
 
     def baseline(self, indices: Indices) -> NDArray[np.float64]:
         """Return v of these tasks: the expected reward of the current policy."""
