@@ -722,7 +722,10 @@ def test_a_command_finds_the_policy_in_its_environment(tmp_path: Path):
 
 
 def test_a_server_is_told_where_to_call():
-    """It gets question, columns, address and key, and its reply is the answer and the reward."""
+    """It gets question, columns, address and key, and its reply is the answer and the reward.
+
+    A call that it leaves under way is given up: a conversation without an answer is no segment.
+    """
     from gnomon.core.http import LoopbackServer
 
     async def body() -> None:
@@ -730,11 +733,17 @@ def test_a_server_is_told_where_to_call():
         from http import HTTPStatus
 
         async def act(body: Any) -> Any:
-            async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
-                messages = [{"role": "user", "content": body["prompt"] + body["columns"]["more"]}]
-                said = await client.chat.completions.create(model="m", messages=messages)  # type: ignore
+            client = openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"], max_retries=0)
+            messages = [{"role": "user", "content": body["prompt"] + body["columns"]["more"]}]
+            said = await client.chat.completions.create(model="m", messages=messages)  # type: ignore
+            engine.waiting = asyncio.Event()
+            messages[0]["content"] = "another"
+            left.append(asyncio.ensure_future(client.chat.completions.create(model="m", messages=messages)))  # type: ignore
+            while len(engine.asked) == 1:
+                await asyncio.sleep(0)
             return HTTPStatus.OK, {"answer": f"{said.choices[0].message.content}!", "reward": 0.25}
 
+        left: list[asyncio.Future[Any]] = []
         listening, graded, engine = socket.create_server(("127.0.0.1", 0)), Graded(), Parrot([say("4")])
         serving = asyncio.ensure_future(LoopbackServer(lambda path, headers: act).serve(listening))
         plan = replace(PLAN, use="", server=f"http://127.0.0.1:{listening.getsockname()[1]}/act")
@@ -742,7 +751,9 @@ def test_a_server_is_told_where_to_call():
             agent = AgentRollout(engine, endpoint, None, TEMPLATES, plan, refused)  # type: ignore
             asking = Rollouter(engine, graded, TEMPLATES.tokenizer.decode, SAMPLING, 1, 7, agent)  # type: ignore
             group = await asking.run_group(task_of(more="="), 3, RolloutTimer())
-            assert group.rollouts[0].grade.reward == 0.25
+            assert (group.rollouts[0].grade.reward, len(group.rollouts[0].rows)) == (0.25, 1)
+            with pytest.raises(openai.OpenAIError):
+                await left[0]
             assert graded.samples[0].completion == "4!"
             serving.cancel()
             await asyncio.wait({serving})

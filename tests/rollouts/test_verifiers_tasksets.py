@@ -45,6 +45,7 @@ class Loop(vf.Harness[vf.HarnessConfig]):
     """Asks twice, in this process; the package says that a harness may."""
 
     APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
+    SUPPORTS_MCP = True
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):

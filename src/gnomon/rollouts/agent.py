@@ -44,6 +44,7 @@ from gnomon.rollouts.chat_apis import (
     ChatCall,
     ChatMessage,
     ChatRequest,
+    check_depth,
 )
 from gnomon.rollouts.env_workers import EnvAnswer, EnvError, EnvWorkerLost, EnvWorkers, answered
 from gnomon.rollouts.multi_turn import TRIES, Trajectory, unopened
@@ -55,6 +56,8 @@ from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 
 _MOST_BYTES = 1 << 23
 """Of a request."""
+_MOST_CHARACTERS = 128
+"""Of a token, on average: a longer text is refused before anything of it is tokenized."""
 _REFUSED_CALLS = 200
 """Calls that may be refused before a rollout ends: an agent in a loop."""
 _ENDED_KEPT = 4096
@@ -169,6 +172,11 @@ class AgentSession:
         self._at_work: tuple[list[float], float] | None = None
 
     @property
+    def answered(self) -> list[AgentSegment]:
+        """The segments with an answer: one whose first call was under way at the end has none."""
+        return [segment for segment in self.segments if segment.marks]
+
+    @property
     def turns(self) -> int:
         """Answers of the policy."""
         return sum(len(segment.marks) for segment in self.segments)
@@ -280,6 +288,7 @@ class AgentSession:
         if self._asked >= self._policy.plan.max_turns or self._is_over:
             self._end("turns", None, is_at_once=False)
             raise ApiError("rollout_over", f"this rollout is over ({self.cause or 'environment.max_turns'}); end here")
+        self._check_size(request)
         request = self._continued(request)
         segment, before = self._placed(request)
         left = self._room(segment, before)
@@ -405,6 +414,18 @@ class AgentSession:
             return found[0], before
         return AgentSegment(Trajectory(before, version, seed=self._draw(0), role=_role(request)), request.tools), before
 
+    def _check_size(self, request: ChatRequest) -> None:
+        """Refuse a text that no context holds: to tokenize it would hold up all other rollouts.
+
+        Raises:
+            ApiError: None; an agent may shorten what it says and call again.
+        """
+        context = self._policy.templates.tokenizer.context_length
+        size = sum(len(message.shown) for message in request.messages) + len(json.dumps(request.tools))
+        if context is not None and size > _MOST_CHARACTERS * context:
+            self.is_cut = True
+            raise ApiError("context_length_exceeded", f"{size} characters leave no room within a context of {context}")
+
     def _room(self, segment: AgentSegment, before: Sequence[int]) -> int:
         """Return how many tokens an answer behind ``before`` may have.
 
@@ -437,6 +458,7 @@ class AgentSession:
 async def _read(api: ChatApi, body: Any, sampling: Sampling) -> ChatRequest:
     try:
         json.dumps(body, ensure_ascii=False).encode()
+        check_depth(body)
         request = api.read(body, sampling)
         await _check_asked(request, sampling)
     except UnicodeEncodeError as error:
@@ -622,7 +644,7 @@ class AgentRollout:
                 by, cause = fault.by, fault.cause
             finally:
                 session.close()
-        if not session.segments:
+        if not session.answered:
             path = Trajectory(task.prompt, self.engine.version, seed=session.seed)
             cause = session.cause or cause or "it never had an answer of the policy"
             path.error, path.ending = f"agent: {cause}", Ending(0, "fault" if by == "done" else by, cause)
@@ -720,7 +742,7 @@ class AgentRollout:
             is_by_role: Returns that of each role by itself, whose answer is its own latest.
         """
         played: dict[str, list[Trajectory]] = {}
-        for path in (segment.path for segment in session.segments):
+        for path in (segment.path for segment in session.answered):
             path.text = self.templates.opening(path.prompt) + self.templates.tokenizer.decode(path.tokens)
             played.setdefault(path.role if is_by_role else "", []).append(path)
         for first, *further in played.values():

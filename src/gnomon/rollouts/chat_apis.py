@@ -19,6 +19,8 @@ from gnomon.core.sections import GrammarConfig, SamplingConfig
 MODEL = "policy"
 """The model's name in replies. Requests may name any: every call is the policy's."""
 
+_DEEPEST = 100
+
 
 class ApiError(Exception):
     """A call that is not answered.
@@ -155,6 +157,20 @@ def _canonical(arguments: str) -> str:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
+
+
+def check_depth(body: Any) -> None:
+    """Refuse lists and objects that lie too deep in each other: what compares and shows them calls itself as often.
+
+    Raises:
+        ApiError: Always then.
+    """
+    level = [body]
+    for _ in range(_DEEPEST):
+        within = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [part for parts in within for part in parts]
+    if level:
+        raise ApiError("invalid_request", f"lists and objects lie more than {_DEEPEST} deep in each other")
 
 
 def _need(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
