@@ -279,7 +279,7 @@ def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refu
         lost = "a factor inside it has no effect" if isinstance(inner, Scaled) else "equal numbers become 0"
         factor, outside = 1.0, advantage.of
         while isinstance(outside, Scaled):
-            outside, factor = outside.of, factor * outside.factor
+            factor, outside = factor * outside.factor, outside.of
         outside = Scaled(replace(advantage, of=outside), factor) if isinstance(inner, Scaled) else inner
         yield _refuse(f"{name} divides by a deviation, so {lost}", Fix(place, outside))
     inner_over = inner.over if isinstance(inner, Normalized) else "tokens"
