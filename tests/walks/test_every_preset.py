@@ -34,6 +34,8 @@ sampling = {max_completion_length = 2}
 learner = {precision = "fp32", optimizer = {learning_rate = 3e-3}}
 """
 FEWER_UPDATES = ("algorithm.updates.minibatches=4",)
+BESIDE = ("expert-iteration", "raft", "luffy", "srft")
+"""They learn from rewards too, though no recorded batch has enough for them."""
 TAUGHT = {"opd"}
 """They follow a teacher and no reward, and walk in tests/training/test_teacher.py."""
 SHORT_PRETRAINING = ("algorithm.critic.pretraining.steps=6",)
@@ -71,7 +73,8 @@ def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PRESETS if n not in TAUGHT]
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in (*PRESETS, *BESIDE) if n not in TAUGHT],
 )
 def test_every_preset_learns_to_read_its_prompt(name: str, copying: Path, tmp_path: Path):
     """Over its last five steps each algorithm earns clearly more than the best answer that ignores the prompt."""
