@@ -29,10 +29,11 @@ def accepted(module: nn.Module) -> frozenset[str]:
 def body_of(model: Any) -> Any:
     """Return the model below its head; the model itself where it has none.
 
-    transformers' Llama 4 says of its text model that it is its own decoder.
+    transformers' Llama 4 says that its text model with its head is its decoder.
     """
     body = model.get_decoder()
-    inner = dict(model.named_children()).get("model") if body is model else None
+    has_head = body is model or getattr(body, "get_output_embeddings", lambda: None)() is not None
+    inner = dict(body.named_children()).get("model") if has_head else None
     return body if inner is None else inner
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon.core.errors import ModelError
 from gnomon.models import default
+from gnomon.models.auto_class import empty_model
 from gnomon.models.load import model_config
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TINY_MODELS, save_tiny, tiny_model
@@ -29,16 +30,12 @@ class HfNames:
     """
 
     def __init__(self, model: str, trust_remote_code: bool = False) -> None:
-        from transformers import AutoModelForCausalLM
-
         shape = TINY_MODELS.get(model)
         with torch.device("meta"):
             self._empty: Any = (
                 tiny_model(0, shape)
                 if shape
-                else AutoModelForCausalLM.from_config(
-                    model_config(model, trust_remote_code), trust_remote_code=trust_remote_code
-                )
+                else empty_model(model_config(model, trust_remote_code), trust_remote_code)
             )
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
+from gnomon.models.auto_class import auto_class, check_architecture, empty_model
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config, trainable
 from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place, default_folder, is_prepared
@@ -82,7 +83,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
             default.weights_file()
         return
     with parsed(f"model '{name}': its config cannot be used"):
-        _check_causal(config_of(name, trust_remote_code), name, trust_remote_code)
+        check_architecture(config_of(name, trust_remote_code), name, trust_remote_code)
 
 
 def config_of(name: str, trust_remote_code: bool = False) -> Any:
@@ -130,7 +131,7 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
     with parsed(f"model '{place}': its config.json does not make a model"):
         check_plausible(config, found, place)
         check_positions(config, json.loads((folder / "config.json").read_text()), place)
-        return check_files(_empty(config, trust_remote_code), found, place), found
+        return check_files(empty_model(config, trust_remote_code), found, place), found
 
 
 def load_model(
@@ -196,7 +197,7 @@ def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
 def write_model(
     tensors: Iterable[tuple[str, Tensor]], config: Any, folder: Path, generation_config: Any = None
 ) -> None:
-    """Write config and safetensors in the Hugging Face layout, for ``AutoModelForCausalLM``.
+    """Write config and safetensors in the Hugging Face layout.
 
     Args:
         tensors: Plain names, as `merged_tensors` yields them; a tied head may be absent.
@@ -237,15 +238,12 @@ def model_writer(
         forms, read: See `folder_writer`.
         config, generation_config: See `write_model`.
     """
-    from transformers import AutoModelForCausalLM
-
     written, generation = copy.deepcopy(config), copy.deepcopy(generation_config)
     if generation is not None:
         moved(written, generation)
     written.dtype = next(tensor.dtype for tensor in forms.values() if tensor.is_floating_point())
-    with torch.device("meta"):
-        # An empty model knows its tied weights, and how its names are spelled on disk.
-        empty: Any = AutoModelForCausalLM.from_config(written)
+    # An empty model knows its tied weights, and how its names are spelled on disk.
+    empty = empty_model(written)
     named = {name for name, _ in merged_tensors(empty)}
     if named != set(forms):
         missing, extra = sorted(named - set(forms)), sorted(set(forms) - named)
@@ -283,27 +281,6 @@ def local_folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _empty(config: Any, trust_remote_code: bool) -> Any:
-    """Return the model of a config without weights.
-
-    Raises:
-        ModelError: If its embedding has no room for the pad token.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except AssertionError as error:
-        if "adding_idx" not in str(error):
-            raise
-        text = config.get_text_config()
-        raise ModelError(
-            f"model '{config.name_or_path}': config.json says pad_token_id = {text.pad_token_id}, and the model has "
-            f"the tokens 0 to {text.vocab_size - 1}; write one of them, or null"
-        ) from error
-
-
 def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:
     from transformers import AutoConfig
 
@@ -334,42 +311,10 @@ def _hub_config(name: str, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _check_causal(config: Any, name: str, trust_remote_code: bool) -> None:
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    remote = "AutoModelForCausalLM" in (vars(config).get("auto_map") or {})
-    if remote and trust_remote_code:
-        return
-    stated = config.architectures or []
-    is_known = type(config) in AutoModelForCausalLM._model_mapping
-    is_causal = is_known and (not stated or any(_is_causal_name(a, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) for a in stated))
-    if not is_causal:
-        fix = "; it brings its own code, so set trust_remote_code = true if you trust it" if remote else ""
-        raise ModelError(
-            f"model '{name}' is not a causal language model that transformers knows "
-            f"(model_type '{config.model_type}', architectures {stated}){fix}"
-        )
-    made = AutoModelForCausalLM._model_mapping[type(config)]
-    names = [kind.__name__ for kind in (made if isinstance(made, list | tuple) else [made]) if kind is not None]
-    if stated and names and not any(name in names for name in stated):
-        raise ModelError(
-            f"model '{name}': config.json says model_type '{config.model_type}', which transformers loads as "
-            f"{names[0]}, and architectures {stated}, which vLLM loads; correct the one that is wrong"
-        )
-
-
-def _is_causal_name(architecture: str, known: Any) -> bool:
-    names = {n for value in known.values() for n in ([value] if isinstance(value, str) else value)}
-    return architecture in names
-
-
 def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
     def load(**attention: str) -> Any:
         with no_report():
-            return AutoModelForCausalLM.from_pretrained(
+            return auto_class(config).from_pretrained(
                 place,
                 config=config,
                 dtype=dtype,
@@ -390,7 +335,7 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
                 raise
             model, loading = load()
     refuse(Fit.of(loading), place)
-    for target, source in _empty(model.config, trust_remote_code).all_tied_weights_keys.items():
+    for target, source in empty_model(model.config, trust_remote_code).all_tied_weights_keys.items():
         if target not in model.all_tied_weights_keys:
             raise ModelError(contradiction(place, target, source))
     check_numbers(model, place)
@@ -497,14 +442,13 @@ class ModelFolder(PosixPath):
         """Load the model.
 
         Args:
-            **settings: What ``AutoModelForCausalLM.from_pretrained`` takes, such as ``dtype`` or ``device_map``.
+            **settings: What ``from_pretrained`` of its auto class takes, such as ``dtype`` or ``device_map``.
 
         Returns:
             The transformers model.
         """
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_pretrained(str(self), **settings)
+        config = _read_config(str(self), bool(settings.get("trust_remote_code")))
+        return auto_class(config).from_pretrained(str(self), **settings)
 
     def tokenizer(self) -> Any:
         """Return the transformers tokenizer of the folder."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnomon.models.auto_class import empty_model
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.load import model_config
 from gnomon.models.logprobs import TokenScorer
@@ -43,13 +44,9 @@ class ModelSize:
 
 def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
     """Return the model ``name`` without weights: modules, names and shapes. Raises ModelError as `check_model` does."""
-    from transformers import AutoModelForCausalLM
-
     if name in TINY_MODELS:
         return tiny_model(0, TINY_MODELS[name])
-    config = model_config(name, trust_remote_code)
-    with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    model: nn.Module = empty_model(model_config(name, trust_remote_code), trust_remote_code)
     return model
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError, refusal_of
+from gnomon.models.auto_class import empty_model
 from gnomon.models.forward import Forward
 from gnomon.models.place import FILES
 from gnomon.models.token_strings import first_line, parsed
@@ -280,12 +281,10 @@ def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
     Raises:
         ModelError: If they do not.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.core_model_loading import revert_weight_conversion
 
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        again: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    again = empty_model(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code), trust_remote_code)
     one, other = ({name: tuple(t.shape) for name, t in model.state_dict().items()} for model in (empty, again))
     if type(again).__name__ != type(empty).__name__ or one != other:
         wrong = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
