@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from string import Template
+from string import Formatter, Template
 from typing import Any, ClassVar, Protocol
 
 from gnomon.core.types import Group, Rollout
@@ -56,23 +56,36 @@ class Rule(Protocol):
         """Return the problem after the latest step; None without a problem or without the needed metrics."""
 
 
+class _Words(Formatter):
+    """Formats of ``remedies.toml``: those of Python, and ``{share:%}`` as `percent` writes it."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return percent(value) if format_spec == "%" else str(super().format_field(value, format_spec))
+
+
 @cache
 def _remedies() -> dict[str, Any]:
     return tomllib.loads((files("gnomon.diagnosis") / "remedies.toml").read_text(encoding="utf-8"))
 
 
-def remedy(key: str, **words: object) -> tuple[str, Sequence[str]]:
-    """Return what a finding usually means, and what to try, as ``remedies.toml`` has it.
+def alarm(
+    severity: Severity, since: int, key: str, evidence: Mapping[str, float], pick: Pick = nobody, **words: object
+) -> Alarm:
+    """Return an alarm in the words of ``remedies.toml``: what was seen, what it usually means, and what to try.
 
     Args:
+        severity: The alarm's.
+        since: The problem's first step.
         key: The rule's name; where a rule has several findings, with a word more.
-        words: What stands there as ``$name``.
+        evidence: Numbers of the finding; the words name them too.
+        pick: Chooses rollouts that illustrate it.
+        words: What stands there as ``{name}`` in what is said, and as ``$name`` elsewhere.
     """
-    rule = _remedies().get(key.partition(".")[0], {})
-    said = {**rule, **_remedies()[key]}
-    lines = (said["means"], *said.get("try", ()), *said.get("always", ()))
-    means, *advice = (Template(text).safe_substitute(words) for text in lines)
-    return means, tuple(advice)
+    text = {**_remedies().get(key.partition(".")[0], {}), **_remedies()[key]}
+    named = {**evidence, **words}
+    lines = (text["means"], *text.get("try", ()), *text.get("always", ()))
+    means, *advice = (Template(line).safe_substitute(named) for line in lines)
+    return Alarm(severity, since, _Words().vformat(text["says"], (), named), evidence, means, tuple(advice), pick)
 
 
 def graded(value: float, warning: float, severe: float) -> Severity | None:

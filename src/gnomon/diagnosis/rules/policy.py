@@ -3,10 +3,11 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import (
     LARGEST,
     History,
@@ -19,7 +20,7 @@ from gnomon.diagnosis.history import (
     slope,
     values,
 )
-from gnomon.diagnosis.rule import Alarm, graded, one_a_prompt, percent, remedy
+from gnomon.diagnosis.rule import Alarm, alarm, graded, one_a_prompt
 
 ENTROPY = "loss/entropy_nats"
 GRADIENT = "learner/gradient_norm"
@@ -75,16 +76,10 @@ class EntropyCollapse:
             return None
         learns = is_learning(history, self.window)
         is_severe = is_gone and not learns
-        gone = f"{now:.3g} nats of {began:.3g} at first ({percent(now / began)})"
-        return Alarm(
-            "severe" if is_severe else "note" if learns and not is_gone else "warning",
-            points[0][0],
-            f"entropy is down to {gone}"
-            + ("" if is_gone else f", and would be near {projected:.2g} after the remaining {left} steps"),
-            {"entropy_nats": now, "at_first_nats": began, "log_slope_a_step": rate, "projected_nats": projected},
-            *remedy("entropy-collapse.severe" if is_severe else self.name),
-            one_a_prompt,
-        )
+        severity: Severity = "severe" if is_severe else "note" if learns and not is_gone else "warning"
+        key = "entropy-collapse.severe" if is_severe else "entropy-collapse.gone" if is_gone else self.name
+        said = {"entropy_nats": now, "at_first_nats": began, "log_slope_a_step": rate, "projected_nats": projected}
+        return alarm(severity, points[0][0], key, said, one_a_prompt, share=now / began, left=left)
 
 
 @dataclass(frozen=True)
@@ -136,14 +131,9 @@ class GradientNorm:
         is_severe = now > self.severe * usual
         if not is_severe and (len(high) < self.spikes or is_rising(history, self.window)):
             return None
-        return Alarm(
-            "severe" if is_severe else "warning",
-            (high or points)[0][0],
-            f"the gradient norm is {now:.3g} where {usual:.3g} was usual; {len(high)} of the last {self.window} steps "
-            f"are above {limit:.3g}",
-            {"gradient_norm": now, "usual": usual, "limit": limit, "spikes": len(high)},
-            *remedy(self.name),
-        )
+        evidence = {"gradient_norm": now, "usual": usual, "limit": limit, "spikes": len(high)}
+        severity: Severity = "severe" if is_severe else "warning"
+        return alarm(severity, (high or points)[0][0], self.name, evidence, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -188,48 +178,23 @@ class Clipping:
         evidence = {"clipped": clipped, "outside": outside, "share_that_can_be_outside": movable}
         is_stuck = not is_learning(history, self.progress, errors=0.0)
         if outside >= self.shut * movable:
-            return Alarm(
-                "severe" if is_stuck else "warning",
-                points[0][0],
-                f"the clip never opens: {percent(outside)} of tokens are outside of the band, of at most "
-                f"{percent(movable)}",
-                evidence,
-                *remedy("clip-fraction.shut"),
-            )
+            return alarm("severe" if is_stuck else "warning", points[0][0], "clip-fraction.shut", evidence)
         severity = graded(clipped, self.warning, self.severe)
         low, high = history.mean(CLIPPED_LOW, self.window) or 0.0, history.mean(CLIPPED_HIGH, self.window) or 0.0
         sides = {**evidence, "clipped_low": low, "clipped_high": high}
         if severity is not None:
-            return Alarm(
-                severity if is_stuck else "warning",
-                points[0][0],
-                f"{percent(clipped)} of tokens are clipped ({percent(low)} below, {percent(high)} above)",
-                sides,
-                *remedy(self.name),
-            )
+            return alarm(severity if is_stuck else "warning", points[0][0], self.name, sides)
         return self._silent(history, sides, (low, high))
 
     def _silent(self, history: History, evidence: dict[str, float], sides: tuple[float, float]) -> Alarm | None:
         points = history.latest(CLIPPED, self.window)
         if sum(sides) >= self.least and max(sides) >= self.asymmetry * min(sides):
             side, key = ("below", "low") if sides[0] > sides[1] else ("above", "high")
-            return Alarm(
-                "note",
-                points[0][0],
-                f"tokens are clipped {side} the band {max(sides) / max(min(sides), 1e-6):.1f} times as often as on its "
-                "other side",
-                evidence,
-                *remedy("clip-fraction.side", side=key),
-            )
+            times = max(sides) / max(min(sides), 1e-6)
+            return alarm("note", points[0][0], "clip-fraction.side", evidence, side=key, where=side, times=times)
         unused = history.latest(OUTSIDE, self.idle)
         if unused and all(value == 0 for value in values(unused)):
-            return Alarm(
-                "note",
-                unused[0][0],
-                f"the clip never binds: no ratio left the band in {self.idle} steps",
-                evidence,
-                *remedy("clip-fraction.idle"),
-            )
+            return alarm("note", unused[0][0], "clip-fraction.idle", evidence, idle=self.idle)
         return None
 
 
@@ -274,17 +239,9 @@ class EffectiveSampleSize:
             return None
         before = mean(found[columns[0]]) if columns[0] in found else 1.0
         stale = history.mean("stream/staleness_steps_mean", self.window) or 0.0
-        is_engine = before < self.warning
-        return Alarm(
-            severity,
-            found[low][0][0],
-            f"the effective sample size is {percent(share)} of the tokens"
-            + (
-                f" ({percent(before)} before the first update, at a mean age of {stale:.1f} steps)" if is_engine else ""
-            ),
-            {"ess": share, "ess_before_updates": before, "staleness_steps": stale},
-            *remedy(self.name if is_engine else "effective-sample-size.updates"),
-        )
+        key = self.name if before < self.warning else "effective-sample-size.updates"
+        evidence = {"ess": share, "ess_before_updates": before, "staleness_steps": stale}
+        return alarm(severity, found[low][0][0], key, evidence)
 
 
 @dataclass(frozen=True)
@@ -327,14 +284,10 @@ class EngineMismatch:
         severity = graded(now, self.warning if is_fault else max(self.warning, self.times * began), self.severe)
         if severity is None:
             return None
-        return Alarm(
-            severity,
-            points[0][0],
-            f"engine and learner are {now:.3g} nats a token apart"
-            + (f", most of it by {largest} ({known[largest]:.3g} nats)" if largest else ""),
-            {"k3_nats": now, "at_first_nats": began, **{f"{part}_nats": value for part, value in known.items()}},
-            *remedy(f"mismatch.{largest}" if largest else self.name),
-        )
+        evidence = {"k3_nats": now, "at_first_nats": began, **{f"{part}_nats": value for part, value in known.items()}}
+        key = f"mismatch.{largest}" if largest else self.name
+        most = f", most of it by {largest} ({known[largest]:.3g} nats)" if largest else ""
+        return alarm(severity, points[0][0], key, evidence, most=most)
 
 
 @dataclass(frozen=True)
@@ -364,7 +317,8 @@ class WeightsNotArrived:
         """Check the canary, then the growth of the difference."""
         said, allowed = history.latest(CANARY, 1), history.latest(ALLOWED, 1)
         if said and allowed and said[0][1] > allowed[0][1]:
-            return self._alarm(said[0][0], said[0][1], allowed[0][1], "12 fixed tokens, of which {0:.3g} is allowed")
+            apart = {"apart_nats": said[0][1], "compared_with_nats": allowed[0][1]}
+            return alarm("severe", said[0][0], "weights-not-arrived.canary", apart)
         is_fresh = history.mean("stream/staleness_steps_mean", self.window) == 0
         name = ENGINE if history.latest(ENGINE, self.window) else GAP if is_fresh else ""
         points, began = history.latest(name, self.window), min(values(history.first(name, self.baseline)), default=0.0)
@@ -373,16 +327,7 @@ class WeightsNotArrived:
         now = median(points)
         if now < self.least or now < self.times * began:
             return None
-        return self._alarm(points[0][0], now, began, "its own answers, where {0:.3g} was the difference at first")
-
-    def _alarm(self, since: int, apart: float, other: float, where: str) -> Alarm:
-        return Alarm(
-            "severe",
-            since,
-            f"the engine is {apart:.3g} nats a token from the learner on {where.format(other)}",
-            {"apart_nats": apart, "compared_with_nats": other},
-            *remedy(self.name),
-        )
+        return alarm("severe", points[0][0], self.name, {"apart_nats": now, "compared_with_nats": began})
 
 
 @dataclass(frozen=True)
@@ -406,14 +351,9 @@ class RefusedSteps:
         points = [p for p in history.latest("learner/refused_steps", min(self.window, history.steps)) if p[1] > 0]
         if not points:
             return None
-        return Alarm(
-            "severe" if len(points) >= self.severe else "warning",
-            points[0][0],
-            f"{len(points)} of the last {min(self.window, history.steps)} steps met a number that is not finite, and "
-            "changed nothing",
-            {"refused_steps": len(points)},
-            *remedy(self.name),
-        )
+        severity: Severity = "severe" if len(points) >= self.severe else "warning"
+        window = min(self.window, history.steps)
+        return alarm(severity, points[0][0], self.name, {"refused_steps": len(points)}, window=window)
 
 
 # Rules about the critic and the value tracker.
@@ -453,14 +393,9 @@ class CriticExplains:
         spread = history.mean("rollout/reward_std", self.window) or 0.0
         if spread == 0:
             return None
-        return Alarm(
-            "severe" if mean(now) < self.nothing else "warning",
-            now[0][0],
-            f"the critic explains {mean(now):.2f} of the returns' variance and does not get better "
-            f"({mean(before):.2f} in the {self.window} steps before)",
-            {"explained_variance": mean(now), "before": mean(before)},
-            *remedy(self.name),
-        )
+        severity: Severity = "severe" if mean(now) < self.nothing else "warning"
+        evidence = {"explained_variance": mean(now), "before": mean(before)}
+        return alarm(severity, now[0][0], self.name, evidence, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -494,17 +429,10 @@ class TrackerStarves:
             return None
         points = visits or history.latest("tracker/squared_error_mean", self.window)
         evidence = {"rewards_variance": spread} | ({"squared_error": wrong} if wrong is not None else {})
-        said = f"{percent(mean(visits))} of prompts are asked for the first time" if is_starved else ""
-        if is_useless and wrong is not None:
-            ratio = f"the tracked rates are {wrong / spread:.1f} times as wrong as one constant would be"
-            said = f"{said}; {ratio}" if said else ratio
-        return Alarm(
-            "warning",
-            points[0][0],
-            said,
-            evidence | ({"first_visits": mean(visits)} if visits else {}),
-            *remedy(self.name),
-        )
+        evidence |= {"first_visits": mean(visits)} if visits else {}
+        key = f"tracker-starves.{'both' if is_starved else 'useless'}" if is_useless else self.name
+        times = wrong / spread if is_useless and wrong is not None else 0.0
+        return alarm("warning", points[0][0], key, evidence, times=times)
 
     def _variance(self, history: History) -> float:
         return (history.mean("rollout/reward_std", self.window) or 0.0) ** 2
@@ -554,14 +482,8 @@ class HeldOutGap:
         first = scored[0][1]
         has_risen, is_flat = reward - began > self.warning * reward, held_out - first < 0.25 * (reward - began)
         is_severe = gap >= self.severe and len(scored) > 1 and has_risen and is_flat
-        return Alarm(
-            "severe" if is_severe else "warning",
-            trained[0][0],
-            f"after step {step} the reward is {reward:.3g} in training and {held_out:.3g} (at most {high:.3g}) on "
-            "held-out questions",
-            {"training": reward, "held_out": held_out, "held_out_high": high, "held_out_at_first": first, "gap": gap},
-            *remedy(self.name),
-        )
+        said = {"training": reward, "held_out": held_out, "held_out_high": high, "held_out_at_first": first, "gap": gap}
+        return alarm("severe" if is_severe else "warning", trained[0][0], self.name, said, step=step)
 
     def _trained(self, history: History, step: int) -> list[Point]:
         return [point for point in history.rewards[-10 * self.window :] if step - self.window < point[0] <= step]
@@ -592,13 +514,9 @@ class HeldOutLoss:
             return None
         step, loss = found[-1]
         trained = history.mean("loss/policy", min(5, history.steps)) or 0.0
-        return Alarm(
-            "severe" if loss > found[0][1] else "warning",
-            best[0],
-            f"the held-out loss is {loss:.4g} nats a token after step {step}, and was {best[1]:.4g} after {best[0]}",
-            {"loss": loss, "lowest": best[1], "lowest_step": best[0], "at_first": found[0][1], "training": trained},
-            *remedy(self.name, loss=f"{trained:.4g}", step=best[0]),
-        )
+        said = {"loss": loss, "lowest": best[1], "lowest_step": best[0], "at_first": found[0][1], "training": trained}
+        severity: Severity = "severe" if loss > found[0][1] else "warning"
+        return alarm(severity, best[0], self.name, said, trained=f"{trained:.4g}", step=step)
 
 
 def _has_loss(row: Mapping[str, Any]) -> bool:
@@ -673,15 +591,13 @@ class Throughput:
         stage = max(grown, key=lambda name: grown[name])
         rest = (now - spent[stage][1]) / max(usual - spent[stage][0], 1e-9)
         is_machine = rest >= self.others or min(values(points)) < self.warning * usual
-        (means, advice), (machine, look) = remedy(f"throughput.{stage}"), remedy("throughput.machine")
-        return Alarm(
-            "note" if is_machine else severity,
-            points[0][0],
-            f"a step takes {now:.3g} s where it took {usual:.3g} s, most of it in '{stage}' (+{grown[stage]:.3g} s)",
-            {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest},
-            machine if is_machine else means,
-            (*look, *advice) if is_machine else advice,
-        )
+        evidence = {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest}
+        told = (points[0][0], f"throughput.{stage}", evidence)
+        found = alarm(severity, *told, stage=stage, more=grown[stage])
+        if not is_machine:
+            return found
+        machine = alarm("note", points[0][0], "throughput.machine", evidence, stage=stage, more=grown[stage])
+        return replace(machine, advice=(*machine.advice, *found.advice))
 
     def _a_token(self, history: History, first: list[Point]) -> float:
         tokens = dict(history.first(TOKENS, self.skipped + self.baseline))

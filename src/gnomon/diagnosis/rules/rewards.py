@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
+from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import History, Point, error, has_risen, is_learning, is_rising, mean, values
-from gnomon.diagnosis.rule import Alarm, Shown, everybody, graded, one_a_prompt, percent, remedy
+from gnomon.diagnosis.rule import Alarm, Shown, alarm, everybody, graded, one_a_prompt, percent
 from gnomon.diagnosis.text_metrics import repetition
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
@@ -53,16 +54,10 @@ class DominantPart:
         solved = history.mean(f"reward/{first}_mean", self.window) or 0.0
         if severity is None or solved >= 0.95:
             return None
-        points = history.latest(f"reward/{largest}_leverage", self.window)
-        return Alarm(
-            severity,
-            points[0][0],
-            f"'{largest}' decides {percent(others[largest])} of what rewards differ by, '{first}' "
-            f"{percent(max(0.0, shares.get(first, 0.0)))} (its mean is {solved:.3g})",
-            {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved},
-            *remedy(self.name, largest=largest, first=first),
-            everybody,
-        )
+        since = history.latest(f"reward/{largest}_leverage", self.window)[0][0]
+        evidence = {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved}
+        parts = {"most": others[largest], "rest": max(0.0, shares.get(first, 0.0)), "solved": solved}
+        return alarm(severity, since, self.name, evidence, everybody, largest=largest, first=first, **parts)
 
 
 @dataclass(frozen=True)
@@ -92,14 +87,9 @@ class ConstantPart:
         if not constant:
             return None
         said = ", ".join(f"'{name}' is {value:.3g}" for name, value in constant.items())
-        return Alarm(
-            "note" if all(value == 1 for value in constant.values()) else "warning",
-            since,
-            f"{said} for every answer of the last {self.window} steps",
-            {f"{name}_mean": value for name, value in constant.items()},
-            *remedy(self.name),
-            one_a_prompt,
-        )
+        evidence = {f"{name}_mean": value for name, value in constant.items()}
+        severity: Severity = "note" if all(value == 1 for value in constant.values()) else "warning"
+        return alarm(severity, since, self.name, evidence, one_a_prompt, said=said, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -130,15 +120,9 @@ class FormIgnored:
             return None
         if max(values(spread)) > 1e-9 or max(values(level)) - min(values(level)) > 1e-9:
             return None
-        return Alarm(
-            "note" if mean(level) == 1 else "warning",
-            level[0][0],
-            f"every answer of the right form ({percent(share)} of all) earned {mean(level):.3g} in the last "
-            f"{self.window} steps, whatever it says",
-            {"marked": share, "reward": mean(level)},
-            *remedy(self.name),
-            one_a_prompt,
-        )
+        severity: Severity = "note" if mean(level) == 1 else "warning"
+        evidence = {"marked": share, "reward": mean(level)}
+        return alarm(severity, level[0][0], self.name, evidence, one_a_prompt, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -167,15 +151,9 @@ class VerifierErrors:
         severity = graded(mean(points), self.warning, self.severe) if points else None
         if severity is None:
             return None
-        steps = sum(value > 0 for value in values(points))
-        return Alarm(
-            severity,
-            next(step for step, value in points if value > 0),
-            f"{percent(mean(points))} of answers could not be judged, in {steps} of the last {self.window} steps",
-            {"errors": mean(points), "steps_with_errors": steps},
-            *remedy(self.name),
-            _failed,
-        )
+        failed = [step for step, value in points if value > 0]
+        evidence = {"errors": mean(points), "steps_with_errors": len(failed)}
+        return alarm(severity, failed[0], self.name, evidence, _failed, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -209,14 +187,8 @@ class RewardFalls:
         if not best:
             return None
         steps = f"step {best[0][0]}" if len(best) == 1 else f"steps {best[0][0]} to {best[-1][0]}"
-        return Alarm(
-            "severe",
-            last[0][0],
-            f"the reward fell from {mean(best):.3g} ({steps}) to {mean(last):.3g}",
-            {"reward": mean(last), "best": mean(best)},
-            *remedy(self.name, step=best[-1][0]),
-            one_a_prompt,
-        )
+        evidence = {"reward": mean(last), "best": mean(best)}
+        return alarm("severe", last[0][0], self.name, evidence, one_a_prompt, step=best[-1][0], steps=steps)
 
     def _window(self, history: History, last: list[Point]) -> list[Point]:
         """Return the best window if the last window is far below it."""
@@ -259,15 +231,8 @@ class NotLearning:
         idle = history.mean("advantage/exact_zero_fraction", 10)
         if mean(last) >= self.solved or idle is None or idle < self.idle or has_risen(first, last):
             return None
-        return Alarm(
-            "warning",
-            first[0][0],
-            f"the reward has not risen: {mean(first):.3g} in the first {third} steps, {mean(last):.3g} in the last; "
-            f"{percent(idle)} of answers have no advantage",
-            {"reward": mean(last), "at_first": mean(first), "answers_without_advantage": idle},
-            *remedy(self.name),
-            one_a_prompt,
-        )
+        evidence = {"reward": mean(last), "at_first": mean(first), "answers_without_advantage": idle}
+        return alarm("warning", first[0][0], self.name, evidence, one_a_prompt, third=third)
 
 
 @dataclass(frozen=True)
@@ -302,14 +267,8 @@ class NothingMoves:
         is_other = moved > self.errors * math.hypot(error(now), error(before)) or moved > self.change * mean(before)
         if is_other or has_risen(first, last, self.errors) or has_risen(last, first, self.errors):
             return None
-        return Alarm(
-            "warning",
-            first[0][0],
-            f"nothing moves: the reward went from {mean(first):.3g} to {mean(last):.3g} and the entropy from "
-            f"{mean(before):.3g} to {mean(now):.3g} nats in {history.step} steps, both within noise",
-            {"reward": mean(last), "reward_at_first": mean(first), "entropy_nats": mean(now)},
-            *remedy(self.name),
-        )
+        evidence = {"reward": mean(last), "reward_at_first": mean(first), "entropy_nats": mean(now)}
+        return alarm("warning", first[0][0], self.name, evidence, before=mean(before), step=history.step)
 
 
 def _failed(groups: Sequence[Group]) -> Shown:
@@ -373,14 +332,8 @@ class DegenerateGroups:
             return None
         if severity is not None and is_learning(history, self.window):
             severity = "warning" if is_excess else "note"
-        return Alarm(
-            severity or "warning",
-            points[0][0],
-            f"{percent(share)} of groups teach nothing: {percent(right)} all right, {percent(wrong)} all wrong{said}",
-            evidence,
-            *remedy(f"degenerate-groups.{'alike' if is_excess else 'easy' if right > wrong else 'hard'}"),
-            one_a_prompt,
-        )
+        key = f"degenerate-groups.{'alike' if is_excess else 'easy' if right > wrong else 'hard'}"
+        return alarm(severity or "warning", points[0][0], key, evidence, one_a_prompt, said=said)
 
     def _expected(self, history: History) -> float | None:
         right, wrong = history.mean(EXPECTED_RIGHT, self.window), history.mean(EXPECTED_WRONG, self.window)
@@ -430,14 +383,8 @@ class AllWrong:
         if severity == "severe" and reward > 0 and is_learning(history, self.window):
             severity = "warning"
         what = "groups have no right answer" if facts.generations > 1 else "answers earn nothing"
-        return Alarm(
-            severity,
-            points[0][0],
-            f"{percent(share)} of {what}; the mean reward of the last {self.window} steps is {reward:.3g}",
-            {"all_wrong": share, "reward": reward},
-            *remedy(self.name),
-            one_a_prompt,
-        )
+        evidence = {"all_wrong": share, "reward": reward}
+        return alarm(severity, points[0][0], self.name, evidence, one_a_prompt, what=what, window=self.window)
 
     def _from_the_start(self, history: History, facts: Facts) -> Alarm | None:
         """Look at the first steps alone."""
@@ -446,14 +393,8 @@ class AllWrong:
         earned = [*(1 - value for _, value in began), *(value for _, value in history.rewards)]
         if len(began) < self.first or answers < self.least or any(earned):
             return None
-        return Alarm(
-            "warning",
-            began[0][0],
-            f"not one of {answers:,} answers has earned anything in the first {len(began)} steps",
-            {"all_wrong": 1.0, "reward": 0.0},
-            *remedy("all-wrong.start"),
-            one_a_prompt,
-        )
+        evidence, counts = {"all_wrong": 1.0, "reward": 0.0}, {"answers": answers, "steps": len(began)}
+        return alarm("warning", began[0][0], "all-wrong.start", evidence, one_a_prompt, **counts)
 
 
 @dataclass(frozen=True)
@@ -480,16 +421,10 @@ class AllRight:
         if not points or mean(points) < self.share:
             return None
         began = mean(history.first(ALL_RIGHT, self.window))
-        is_from_start = began >= self.share
-        return Alarm(
-            "severe" if is_from_start else "note",
-            points[0][0],
-            f"{percent(mean(points))} of prompts are answered right every time"
-            + (f", as from the first steps on ({percent(began)})" if is_from_start else "; it was learned in this run"),
-            {"all_right": mean(points), "all_right_at_first": began},
-            *remedy(self.name if is_from_start else "all-right.learned"),
-            one_a_prompt,
-        )
+        evidence = {"all_right": mean(points), "all_right_at_first": began}
+        severity: Severity = "severe" if began >= self.share else "note"
+        key = self.name if severity == "severe" else "all-right.learned"
+        return alarm(severity, points[0][0], key, evidence, one_a_prompt)
 
 
 @dataclass(frozen=True)
@@ -520,14 +455,8 @@ class ZeroGradient:
         if severity is None:
             return None
         idle = history.mean(TAUGHT_NOTHING, self.window)
-        return Alarm(
-            severity,
-            points[0][0],
-            f"{percent(share)} of the last {self.window} steps had a gradient of exactly 0",
-            {"zero_steps": share} | ({} if idle is None else {"answers_without_advantage": idle}),
-            *remedy(self.name),
-            one_a_prompt,
-        )
+        evidence = {"zero_steps": share} | ({} if idle is None else {"answers_without_advantage": idle})
+        return alarm(severity, points[0][0], self.name, evidence, one_a_prompt, window=self.window)
 
 
 # Rules about the responses: length, repetition, copies and truncation.
@@ -581,15 +510,10 @@ class LengthReward:
         began_cut = mean(history.first(TRUNCATED, self.baseline))
         is_severe = abs(goes_with) >= self.alone or (is_longer and cut >= began_cut + self.truncated)
         what = "longer" if is_longer else "shorter"
-        return Alarm(
-            "severe" if is_severe else "warning",
-            points[0][0],
-            f"{what} answers earn more (rank correlation {goes_with:.2f}); the mean length went from {began:.1f} to "
-            f"{now:.1f} tokens",
-            {"correlation": goes_with, "length_tokens": now, "at_first_tokens": began, "truncated": cut},
-            *remedy(f"length-reward.{what}"),
-            _longest if is_longer else _shortest,
-        )
+        said = {"correlation": goes_with, "length_tokens": now, "at_first_tokens": began, "truncated": cut}
+        severity: Severity = "severe" if is_severe else "warning"
+        pick = _longest if is_longer else _shortest
+        return alarm(severity, points[0][0], f"length-reward.{what}", said, pick, what=what)
 
 
 @dataclass(frozen=True)
@@ -642,13 +566,15 @@ class Truncation:
         if lost is None and is_learning(history, self.progress):
             severity = "note"
         said = f"; they earn {cut:.3g}, complete ones {complete:.3g}" if lost is not None else ""
-        return Alarm(
+        return alarm(
             severity,
             points[0][0],
-            f"{percent(share)} of answers are cut off at {facts.budget or 'the'} tokens{said}",
+            self.name,
             evidence,
-            *remedy(self.name, budget=facts.budget),
             _truncated,
+            budget=facts.budget,
+            most=facts.budget or "the",
+            said=said,
         )
 
 
@@ -687,14 +613,7 @@ class Repetition:
             return None
         if severity == "severe" and now < began + self.more:
             severity = "warning"
-        return Alarm(
-            severity,
-            points[0][0],
-            f"{percent(now)} of runs of four tokens are repeated within an answer, {percent(began)} at first",
-            {"repeated": now, "at_first": began},
-            *remedy(self.name),
-            _repetitive,
-        )
+        return alarm(severity, points[0][0], self.name, {"repeated": now, "at_first": began}, _repetitive)
 
 
 @dataclass(frozen=True)
@@ -727,15 +646,7 @@ class Duplicates:
         severity = graded(share - expected, self.warning, self.severe)
         if severity is None:
             return None
-        return Alarm(
-            severity,
-            points[0][0],
-            f"{percent(share)} of pairs of answers to one prompt are the same tokens, where chance makes "
-            f"{percent(expected)}",
-            {"copies": share, "chance": expected},
-            *remedy(self.name),
-            _copies,
-        )
+        return alarm(severity, points[0][0], self.name, {"copies": share, "chance": expected}, _copies)
 
 
 def _longest(groups: Sequence[Group]) -> Shown:
