@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.sections import TrackerConfig
 from gnomon.core.errors import ConfigError
+from gnomon.core.sentences import many, sentences
 from gnomon.learner.optimizer import MOMENT_BYTES
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
@@ -20,19 +20,13 @@ from gnomon.models.size import ModelSize, foreseen_falls, model_size, outline
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
 from gnomon.training.build_workers import said_of_serving
-from gnomon.training.notes import Costs, initial_answers, many, paragraphs, size_in_words
+from gnomon.training.notes import Costs, initial_answers, paragraphs
 from gnomon.training.resolve import Resolved
 
 GIB = 2**30
 _SHOWN, _ENDS = 400, 8
-_YEAR = 366 * 24 * 3600
-_ON_POLICY = "the weights that answered are the weights that are trained"
 _PROBE_TOKENS = 256
 _PROBE_TOKENS_GPU = 8192
-_SMALLER = (
-    "train adapters (lora.rank) on a base in few bits (lora.base), set learner.gradient_checkpointing = true, or lower "
-    "engine.max_concurrent"
-)
 _REACHED = 0.25
 """Share of the measured matrix rate that a whole step reached in the calibration (docs/log)."""
 _LEAST_SECONDS = 0.2
@@ -60,12 +54,14 @@ class ShownPrompt:
     @property
     def said(self) -> str:
         """A sentence about the prompt; the middle of a long prompt is left out."""
-        text = json.dumps(self.text, ensure_ascii=False)
-        if len(text) > 2 * _SHOWN:
-            text = f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
         first, last = (", ".join(map(str, ids)) for ids in (self.first_ids, self.last_ids))
         ids = first if self.tokens <= len(self.first_ids) else f"{first}, ..., {last}"
-        return f"The prompt of '{self.id}' has {many(self.tokens, 'token')}, {ids}, and reads {text}"
+        return f"The prompt of '{self.id}' has {many(self.tokens, 'token')}, {ids}, and reads {_quoted(self.text)}"
+
+
+def _quoted(text: str) -> str:
+    said = json.dumps(text, ensure_ascii=False)
+    return said if len(said) <= 2 * _SHOWN else f"{said[:_SHOWN]} ... {said[-_SHOWN:]}"
 
 
 @dataclass(frozen=True)
@@ -143,126 +139,24 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
         prompt=_shown_prompt(asked),
         sentences=(),
     )
-    said = (*_shape(resolved, asked, plan), *paragraphs(experiment, costs), *_price(resolved, plan))
-    return replace(plan, sentences=said)
-
-
-def _shape(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
-    """Yield the content of a step: prompts, responses, updates."""
-    experiment = resolved.experiment
-    algorithm = experiment.algorithm
-    yield (
-        f"{plan.steps} steps of {algorithm.name} on '{experiment.task.name}' with {experiment.model} "
-        f"({_parameters(plan.parameters)} parameters, computed in {plan.precision}"
-        f"{f', LoRA of rank {experiment.lora.rank}' if experiment.lora else ''}"
-        f"{f' on a base in {experiment.lora.quantized}' if experiment.lora and experiment.lora.quantized else ''})."
-    )
-    if experiment.continue_from is not None:
-        yield f"It goes on from step {experiment.first_step} of {experiment.continue_from}."
-    yield from _limits(resolved)
-    if experiment.rollouts_from is not None:
-        groups = many(len(asked.split.train), "logged group")
-        yield f"It trains on {groups} of {experiment.rollouts_from} and generates none."
-    yield from (
-        _rows(asked, plan, algorithm.ranks_pairs) if algorithm.is_supervised else _rollouts(resolved, asked, plan)
-    )
-    yield plan.prompt.said
-    falls = foreseen_falls(outline(experiment.model, experiment.trust_remote_code))
-    for said in (*asked.remarks, *resolved.slow_ways(asked.mean_prompt_tokens), *falls):
-        yield f"{said[:1].upper()}{said[1:]}."
-
-
-_LIKELIHOOD = "whose mean negative log-likelihood is the loss"
-
-
-def _rows(asked: TrainingData, plan: RunEstimate, ranks_pairs: bool) -> Iterator[str]:
-    """Yield what a step trains on, where that is the dataset's own answers."""
-    row = asked.split.train[0]
-    loss = "two of each row, which the loss compares" if row.contrast else _LIKELIHOOD
-    yield (
-        f"A step trains on {many(plan.prompts_per_step, 'row')} of the dataset in one optimizer update: questions of "
-        f"about {asked.mean_prompt_tokens:.0f} tokens, which are read, and answers of about "
-        f"{asked.mean_answer_tokens:.0f}, {loss}. No answer is generated in it."
-    )
-    what = "accuracy" if ranks_pairs else "loss"
-    measured = f"{many(plan.held_out_prompts, 'held-out row')}, of which the {what} is measured"
-    judged = f", and {many(sum(e.samples * len(e.tasks) for e in asked.exams), 'answer')} generated and judged"
-    yield (
-        f"{many(plan.training_prompts, 'row')} to train on, so one pass over them takes "
-        f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {measured if asked.split.is_answered else ''}"
-        f"{judged if asked.exams else ''}."
-    )
-    said = json.dumps(asked.tokenizer.spelled(row.response), ensure_ascii=False)
-    shown = said if len(said) <= 2 * _SHOWN else f"{said[:_SHOWN]} ... {said[-_SHOWN:]}"
-    yield (
-        f"The answer of '{row.id}' has {many(len(row.response), 'token')}, of which {sum(row.mask)} are trained on, "
-        f"and reads {shown}"
-    )
-
-
-def _rollouts(resolved: Resolved, asked: TrainingData, plan: RunEstimate) -> Iterator[str]:
-    """Yield what a step asks and how it updates, where answers are sampled."""
-    experiment = resolved.experiment
-    algorithm, budget = experiment.algorithm, experiment.sampling.max_completion_length
-    yield (
-        f"A step asks {many(plan.prompts_per_step, 'prompt')}, {many(algorithm.num_generations, 'answer')} each: "
-        f"{plan.rollouts_per_step} rollouts of at most {budget} tokens, from prompts of about "
-        f"{asked.mean_prompt_tokens:.0f}. {said_of_serving(resolved)}"
-    )
-    epochs, late = algorithm.updates.epochs, _lateness(resolved)
-    yield (
-        f"It makes {many(plan.updates_per_step, 'optimizer update')} of {many(plan.rollouts_per_update, 'rollout')}"
-        f"{f' ({epochs} passes over the batch)' if epochs > 1 else ''}; "
-        + (f"it is off-policy: {', and '.join(late)}." if late else f"it is on-policy: {_ON_POLICY}.")
-    )
-    yield (
-        f"{many(plan.training_prompts, 'training prompt')}, so one pass over them takes "
-        f"{plan.training_prompts / plan.prompts_per_step:.0f} steps; {asked.split.dropped} were given up "
-        f"because they are held out; {many(plan.held_out_prompts, 'held-out prompt')}."
-    )
-
-
-def _limits(resolved: Resolved) -> Iterator[str]:
-    """Yield the limits that end the run before its last step, and their effect on a falling learning rate."""
-    budget, schedule = resolved.experiment.budget, resolved.experiment.learner.optimizer.schedule
-    if not budget.is_set:
-        return
-    limits = [f"{budget.tokens:,} tokens were generated for training"] if budget.tokens else []
-    limits += [f"{budget.seconds:g} seconds of training are over"] if budget.seconds else []
-    falls = f"; the {schedule} schedule of the learning rate goes by the steps, so it does not come to its end then"
-    yield f"It ends sooner with the step in which {' or '.join(limits)}{falls if schedule != 'constant' else ''}."
-
-
-def _price(resolved: Resolved, plan: RunEstimate) -> Iterator[str]:
-    """Yield memory, disk and time."""
-    experiment = resolved.experiment
-    memory, checkpoint, disk = map(size_in_words, (plan.memory_bytes, plan.checkpoint_bytes, plan.disk_bytes))
-    yield (
-        f"Memory at most about {memory}; a checkpoint is {checkpoint}, and at most {_kept(resolved)} exist at once, "
-        f"with the records {disk} on disk."
-    )
-    if plan.undo_bytes:
-        said = f"Of that memory {size_in_words(plan.undo_bytes)} is a copy that undoes a step of several updates"
-        processes = experiment.learner.processes
-        yield f"{said}, a share of it in each of {processes} processes." if processes > 1 else f"{said}."
     device = resolve_device(experiment.device)
-    own = memory_of(device) * experiment.learner.processes
-    if experiment.learner.is_sharded:
-        yield (
-            f"{many(experiment.learner.processes, 'process', 'processes')} of the learner hold a part each of its "
-            f"weights, gradients and moments, and make every step together by {'NCCL' if own else 'gloo'}."
-        )
-    if own:
-        lacks = f", less than that: {_SMALLER}" if own < plan.memory_bytes else ""
-        yield f"It computes on {describe_device(device)} with {size_in_words(own)} of memory{lacks}."
-    seconds, total = plan.step_seconds, plan.total_seconds
-    each = duration(seconds) if seconds >= 1 else "a second or less"
-    longest = "" if experiment.algorithm.is_supervised else " if every answer uses its whole budget"
-    yield (
-        f"Roughly {each} a step{longest}, {duration(max(1.0, total)) if total < _YEAR else 'more than a year'} in all, "
-        "plus evaluation (reckoned from the matrix rate that this machine showed just now; other programs at work make "
-        "it longer)."
-    )
+    falls = foreseen_falls(outline(experiment.model, experiment.trust_remote_code))
+    known = {
+        "experiment": experiment,
+        "asked": asked,
+        "plan": plan,
+        "serving": said_of_serving(resolved),
+        "late": _lateness(resolved),
+        "judged": sum(exam.samples * len(exam.tasks) for exam in asked.exams),
+        "notes": (*asked.remarks, *resolved.slow_ways(asked_tokens), *falls),
+        "kept": _kept(resolved),
+        "own": memory_of(device) * experiment.learner.processes,
+        "device": describe_device(device),
+        "quoted": _quoted,
+        "duration": duration,
+    }
+    shape, price = (sentences("analysis/plan.j2", part, **known) for part in ("shape", "price"))
+    return replace(plan, sentences=(*shape, *paragraphs(experiment, costs), *price))
 
 
 def _lateness(resolved: Resolved) -> list[str]:
@@ -284,10 +178,6 @@ def _lateness(resolved: Resolved) -> list[str]:
             f"{experiment.scoring_temperature:g} (learner.temperature)"
         )
     return late
-
-
-def _parameters(count: int) -> str:
-    return f"{count / 1e6:,.0f} million" if count >= 1_000_000 else f"{count:,}"
 
 
 def _shown_prompt(asked: TrainingData) -> ShownPrompt:

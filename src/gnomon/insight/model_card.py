@@ -14,6 +14,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError
 from gnomon.core.metric_meanings import MEANINGS
 from gnomon.core.redaction import without_secrets
+from gnomon.core.sentences import template
 from gnomon.core.tables import flat, reach, reach_table
 from gnomon.insight.report import facts
 from gnomon.insight.report.run import verdict
@@ -34,10 +35,6 @@ _LAST = (
     "learner/gradient_norm", "mismatch/logprob_abs_mean_nats", "tokens/wasted_fraction",
 )  # fmt: skip
 _WAYS = {"data": "supervised fine-tuning", "pairs": "preference optimization", "labels": "preference optimization"}
-_REWARD = '[[rewards]]\nkind = "model"\nmodel = "{}"'
-_CLASSIFIER = (
-    "It is transformers' sequence classifier with one label, the score (`AutoModelForSequenceClassification`)."
-)
 
 
 @dataclass(frozen=True)
@@ -130,26 +127,21 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
         pipeline_tag=task_type,
         tags=["gnomon", way.replace(" ", "-"), preset],
     )
-    task, paper = facts.task_name(experiment), str(algorithm.get("paper", ""))
-    given = f" ({paper})" if paper else ""
-    body = [
-        f"# {name}",
-        f"`{_named(model)}` after {step:,} steps of {way} with {preset}{given} on "
-        f"`{_named(task)}`, trained by gnomon {gnomon.__version__}.",
-        verdict(ends),
-        *_scores(ends),
-        "## How it was trained",
-        _rows(("setting", "value"), _settings(record, rows, step)),
-        *_curves(rows),
-        "## How to use it",
-        *([_block("toml", _REWARD.format(repository))] if ranks else [_block("python", _use(repository, experiment))]),
-        _CLASSIFIER if classifies else "",
-        "## How to train it again",
-        _block("bash", "gnomon train experiment.toml"),
-        *_owned(experiment),
-        _reproducible(record),
-    ]
-    return header + without_secrets("\n\n".join(part for part in body if part)) + "\n"
+    card, names = newest_session(record.card()), dict.fromkeys(n for e in ends for n in e.scores)
+    columns = {metric: column(rows, metric) for metric in _LAST}
+    body = template("insight/model_card.j2").render(
+        name=name, model=model, repository=repository, step=step, way=way, preset=preset, ends=ends, rows=rows,
+        experiment=experiment, ranks=ranks, classifies=classifies, named=_named, version=gnomon.__version__,
+        task=facts.task_name(experiment), paper=str(algorithm.get("paper", "")), verdict=verdict(ends),
+        heads=["score", *(f"after step {e.step}" if e.step else "before training" for e in ends)],
+        scores=[[n, *(str(e.scores[n]) if n in e.scores else "-" for e in ends)] for n in names],
+        settings=_settings(record, rows, step),
+        curves=[(f"`{n}`", f"{c[0][1]:.4g}", f"{c[-1][1]:.4g}", MEANINGS[n]) for n, c in columns.items() if c],
+        most=reach_table(experiment, "sampling").get("max_completion_length", 256),
+        owned=", ".join(dict.fromkeys(f"`{_named(v)}`" for v in flat(experiment).values() if _is_place(v))),
+        reproducibility=card.get("reproducibility", ""), commit=reach(card, "code.gnomon.commit"),
+    )  # fmt: skip
+    return header + without_secrets(body.strip()) + "\n"
 
 
 def is_classifier(folder: Path) -> bool:
@@ -188,25 +180,15 @@ def _relative(value: Any) -> Any:
         return {key: _relative(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
         return [_relative(inner) for inner in value]
-    return _named(value) if isinstance(value, str) and value.startswith("/") else value
+    return _named(value) if _is_place(value) else value
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/")
 
 
 def _named(path: str) -> str:
     return Path(path).name if path.startswith("/") else path
-
-
-def _use(repository: str, experiment: Mapping[str, Any]) -> str:
-    most = reach_table(experiment, "sampling").get("max_completion_length", 256)
-    trusted = ", trust_remote_code=True" if experiment.get("trust_remote_code") else ""
-    made = f'generate = pipeline("text-generation", "{repository}"{trusted})'
-    return f'from transformers import pipeline\n\n{made}\nprint(generate("...", max_new_tokens={most}))'
-
-
-def _owned(experiment: Mapping[str, Any]) -> list[str]:
-    """Return a sentence about the files that the experiment names and that its owner has."""
-    given = [v for v in flat(experiment).values() if isinstance(v, str) and v.startswith("/")]
-    names = ", ".join(f"`{_named(path)}`" for path in dict.fromkeys(given))
-    return [f"The experiment names files that are not in this repository: {names}."] if names else []
 
 
 def _results(found: Evaluation, task_type: str) -> list[dict[str, Any]]:
@@ -214,18 +196,6 @@ def _results(found: Evaluation, task_type: str) -> list[dict[str, Any]]:
     score = next(iter(found.scores))
     measured = {score: found.headline.mean, **{f"pass@{k}": value for k, value in found.pass_at.items()}}
     return [{**shared, "metric_type": name, "metric_value": round(value, 4)} for name, value in measured.items()]
-
-
-def _scores(ends: Sequence[Evaluation]) -> list[str]:
-    if not ends:
-        return []
-    heads = ["score", *(f"after step {e.step}" if e.step else "before training" for e in ends)]
-    names = list(dict.fromkeys(name for e in ends for name in e.scores))
-    lines = [[n, *(str(e.scores[n]) if n in e.scores else "-" for e in ends)] for n in names]
-    last = ends[-1]
-    how = f"{last.prompts:,} held-out prompts of `{_named(last.task)}`, {last.samples} answers each"
-    drawn = f"; {last.drawn}" if last.drawn else ""
-    return ["## Evaluation", _rows(heads, lines), f"Means with 95% intervals over prompts: {how}{drawn}."]
 
 
 def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -> list[tuple[str, str]]:
@@ -253,31 +223,3 @@ def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -
     preset, changed = facts.preset_differences(experiment)
     own = [(f"`algorithm.{d.key}`", f"{d.here} (in {preset}: {d.there})") for d in changed]
     return [*((key, value) for key, value in said.items() if value and value != "-"), *own]
-
-
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    values = {name: column(rows, name) for name in _LAST}
-    lines = [
-        (f"`{name}`", f"{found[0][1]:.4g}", f"{found[-1][1]:.4g}", MEANINGS[name])
-        for name, found in values.items()
-        if found
-    ]
-    heads = ("metric", f"step {rows[0]['step']}", f"step {rows[-1]['step']}", "meaning") if rows else ()
-    return [_rows(heads, lines)] if lines else []
-
-
-def _reproducible(record: RunRecord) -> str:
-    card = newest_session(record.card())
-    commit = reach(card, "code.gnomon.commit")
-    at = f" The commit of gnomon was {commit}." if commit else ""
-    return f"{card.get('reproducibility', '')}.{at}" if card.get("reproducibility") else ""
-
-
-def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    every = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in every)
-
-
-def _block(language: str, text: str) -> str:
-    return f"```{language}\n{text}\n```"

@@ -15,6 +15,7 @@ from gnomon.config.experiment import Experiment
 from gnomon.core.metrics import Metrics
 from gnomon.core.processes.client import Limits
 from gnomon.core.sections import STARTED, STORE, StalenessConfig
+from gnomon.core.sentences import many
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Engine
 from gnomon.engines.local import LocalEngine
@@ -32,7 +33,6 @@ from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading
 from gnomon.rewards.judge_client import JudgeCache
 from gnomon.training.build_data import grading_limits
-from gnomon.training.notes import many
 from gnomon.training.resolve import Resolved
 from gnomon.training.reward_models import load_scorer
 from gnomon.training.weight_sync import Sending

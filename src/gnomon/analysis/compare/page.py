@@ -1,6 +1,6 @@
 """A comparison as an HTML page that loads nothing else, and as lines of text."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -11,10 +11,10 @@ from markupsafe import Markup
 from gnomon.analysis.compare.records import STAGES
 from gnomon.analysis.compare.statistics import Band, Comparison, Pairing, Ranking
 from gnomon.core.redaction import without_secrets
+from gnomon.core.sentences import sentences
 from gnomon.core.statistics import in_words
 from gnomon.core.svg import MARK, Series, chart, page_style
 from gnomon.records.console import duration
-from gnomon.training.notes import many
 
 Rows = Sequence[Sequence[str]]
 DIFFERENCE = 0.05
@@ -26,25 +26,22 @@ PAGE_SIZES = (820, 300), (360, 230)
 
 def verdict(found: Comparison) -> list[str]:
     """Return the conclusion in sentences: real differences, undecided pairs, and the runs that would decide them."""
-    return [*_scope(found), *_differing(found), *_alike(found), *_power(found)]
+    return _said("verdict", found)
 
 
 def caveats(found: Comparison) -> list[str]:
     """Return the limits of the comparison in sentences."""
     lost = f"Runs that failed are left out, which favors an algorithm that fails often: {found.failures}"
-    return [*_order(found), *_spending(found), _OWN_SETTINGS, *([lost] if found.failures else [])]
+    return [*_said("caveats", found), *([lost] if found.failures else [])]
 
 
-def scales(found: Comparison) -> list[str]:
-    """Return a warning if some algorithms subtract a length penalty from their training rewards; usually nothing."""
-    penalized = found.setting.penalized
-    if not penalized:
-        return []
-    whose = "is" if len(penalized) == 1 else "are"
-    return [
-        f"Not all of them count rewards alike: the line of {_listed(penalized)} {whose} less a penalty on length, so "
-        "its height says nothing beside the others; held-out scores are of one scale for all."
-    ]
+def _said(part: str, found: Comparison) -> list[str]:
+    asked: dict[str, list[int]] = {}
+    for order in found.orders:
+        asked.setdefault(order.verdict, []).append(order.questions)
+    words = {"found": found, "asked": asked, "difference": DIFFERENCE, "same_cost": _SAME_COST, "listed": _listed}
+    words |= {"pair_in_words": pair_in_words, "spent": _spent(found), "tokens": _tokens(found)}
+    return sentences("analysis/compare/words.j2", part, **words)
 
 
 def pair_in_words(pairing: Pairing, pairs: int) -> str:
@@ -57,18 +54,6 @@ def pair_in_words(pairing: Pairing, pairs: int) -> str:
     than = f"the one of {other}" if pairing.contrast.is_about_models else other
     numbers = f"{abs(gain):.3f} more than {than} [{low:.3f}, {high:.3f}] ({in_words(pairing.corrected)}{corrected})"
     return f"{who} scored {numbers}"
-
-
-def _scope(found: Comparison) -> Iterator[str]:
-    each = sorted({len(standing.seeds) for standing in found.standings})
-    seeds = many(each[0], "seed") if len(each) == 1 else f"{each[0]} to {many(each[-1], 'seed')}"
-    samples = "" if found.setting.samples == 1 else f", {found.setting.samples} answers each"
-    yield f"This is {seeds} and {many(found.prompts, 'held-out prompt')}{samples}, after {_spent(found)} a run."
-    if found.seeds == 1:
-        yield (
-            "One seed says nothing about algorithms: what is compared is one model that each has trained, and with "
-            "another seed the order may be another."
-        )
 
 
 def _spent(found: Comparison) -> str:
@@ -89,112 +74,8 @@ def _tokens(found: Comparison) -> str:
     return "tokens of the dataset's answers" if len(given) == len(found.standings) else "answer tokens"
 
 
-def _differing(found: Comparison) -> Iterator[str]:
-    for pairing in (p for p in found.pairings if not p.is_noise):
-        said = pair_in_words(pairing, len(found.pairings))
-        yield f"{said[0].upper() + said[1:] if pairing.contrast.is_about_models else said}: beyond noise."
-
-
-def _alike(found: Comparison) -> Iterator[str]:
-    alike = [p for p in found.pairings if p.is_noise]
-    if not alike:
-        return
-    if len(alike) == len(found.pairings) > 1:
-        yield f"No two of the {len(found.standings)} can be told apart."
-    else:
-        yield f"{_listed([f'{p.first} and {p.second}' for p in alike], '; ')} cannot be told apart."
-
-
-def _power(found: Comparison) -> Iterator[str]:
-    """Say which difference this comparison could have found, and what a difference of 0.05 needs."""
-    alike = [p for p in found.pairings if p.is_noise]
-    if not alike:
-        return
-    pair = max(alike, key=lambda pairing: pairing.contrast.detectable)
-    widest = pair.contrast
-    if widest.detectable == 0:
-        yield "On every prompt they did the same, which more prompts, samples or seeds may still change."
-        return
-    beside = " between two such models" if widest.is_about_models else ""
-    if len(found.pairings) > 1:
-        beside = f" between {pair.first} and {pair.second}, which vary most, were they the only pair,"
-    yield f"So many find a true difference of {widest.detectable:.3f} or more{beside} 4 times in 5."
-    if widest.detectable <= DIFFERENCE or widest.is_about_models:
-        return
-    seeds = widest.seeds_needed(DIFFERENCE)
-    if seeds is None:
-        prompts = widest.prompts_needed(DIFFERENCE)
-        yield f"One of {DIFFERENCE:.2f} takes about {prompts:,} prompts, or more answers each; seeds alone hardly do."
-        return
-    yield f"One of {DIFFERENCE:.2f} takes about {many(max(seeds, widest.seeds + 1), 'seed')} on these prompts."
-
-
-def _order(found: Comparison) -> Iterator[str]:
-    """Say whether the runs asked the same prompts in the same order, according to their records."""
-    own = [s.name for s in found.standings if s.name not in found.setting.uniform]
-    if own:
-        yield (
-            f"{_listed(own)} {'chooses' if len(own) == 1 else 'choose'} the next questions by what was learned so far, "
-            "which is part of the algorithm; the set of questions is the same."
-        )
-    by_verdict: dict[str, list[int]] = {}
-    for order in found.orders:
-        by_verdict.setdefault(order.verdict, []).append(order.questions)
-    for said, counts in by_verdict.items():
-        yield _SAID[said].format(runs=many(len(counts), "pair", "pairs") + " of runs", questions=f"{min(counts):,}")
-    if any(order.is_same for order in found.orders):
-        yield (
-            "An algorithm that asks more answers a question walks the same row of questions more slowly: the same "
-            "order means that the shorter row is the beginning of the longer one."
-        )
-
-
-_SAID = {
-    "same": "The same questions in the same order, looked up in what was recorded: {runs} agree question by question "
-    "over the first {questions} or more.",
-    "same but for the ends of epochs": "The same questions in the same order but where an epoch ends within a step, "
-    "looked up in what was recorded: {runs}, over {questions} questions or more.",
-    "same, step by step": "The same questions up to the end of each step, looked up in what was recorded: {runs}, over "
-    "{questions} questions or more; the order within a step is not recorded where groups are refused.",
-    "other": "Warning: {runs} did not ask the same questions in the same order, over {questions} questions or more.",
-    "unknown": "Whether {runs} asked the same questions in the same order cannot be looked up in what was recorded.",
-}
-
-
-def _spending(found: Comparison) -> Iterator[str]:
-    for standing in found.standings:
-        cost = standing.cost
-        if cost.before:
-            yield (
-                f"{standing.name} spent {cost.before:,.0f} of its {cost.tokens:,.0f} tokens before its first step, for "
-                "initial values or its critic."
-            )
-        if cost.steps == 1 and found.setting.unit != "steps":
-            yield f"{standing.name} made a single step, which spent its budget: that says next to nothing of learning."
-    least, most = (f([s.cost.tokens for s in found.standings]) for f in (min, max))
-    if found.setting.unit == "tokens" and most > least * (1 + _SAME_COST):
-        yield (
-            f"A run ends with the step that reaches its budget, so the runs spent between {least:,.0f} and "
-            f"{most:,.0f} {_tokens(found)}; a larger budget, or smaller steps, makes them more alike."
-        )
-    if found.setting.unit != "tokens" and most > least * (1 + _SAME_COST):
-        yield f"At {found.setting.limit} the algorithms spent between {least:,.0f} and {most:,.0f} {_tokens(found)}."
-    if given := found.setting.supervised:
-        yield f"{_listed(given)} trained on the dataset's answers, whose tokens are counted, and generated none."
-    if found.setting.unit == "seconds":
-        yield "Seconds are of this machine while runs worked beside each other; elsewhere the order may be another."
-
-
-_OWN_SETTINGS = (
-    "Each algorithm had its preset's own settings and the experiment's one learning rate; with settings tuned for each "
-    "the order may be another."
-)
-
-
-def _listed(names: Sequence[str], between: str = ", ") -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{between.join(names[:-1])} and {names[-1]}" if between == ", " else between.join(names)
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 @dataclass(frozen=True)
@@ -235,7 +116,7 @@ def page(found: Comparison) -> str:
         "Training reward",
         _curves(found, lambda standing: standing.rewards, "mean reward"),
         "Of the questions that each algorithm asked; one that chooses hard questions has a lower line.",
-        sentences=scales(found),
+        sentences=_said("scales", found),
     )
     return rendered(
         f"{', '.join(s.name for s in found.standings)} on {setting.experiment}",

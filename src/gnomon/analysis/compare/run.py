@@ -27,6 +27,7 @@ from gnomon.config.reading import parse_override, read
 from gnomon.core.atomic_files import real_path, write_durably, write_json
 from gnomon.core.errors import ConfigError, DatasetError, RunDirectoryError, RunError, Stopped
 from gnomon.core.redaction import without_secrets
+from gnomon.core.sentences import many
 from gnomon.core.tables import parse_toml, to_table
 from gnomon.models.device import resolve_device
 from gnomon.models.size import model_size
@@ -36,7 +37,7 @@ from gnomon.records.ownership import check_own
 from gnomon.training.api import checked, is_finished
 from gnomon.training.build_data import questions
 from gnomon.training.continuation import differences, listed, say_whose_code
-from gnomon.training.notes import initial_answers, many
+from gnomon.training.notes import initial_answers
 from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.run import StopRequest
 from gnomon.training.signals import stopping
