@@ -11,6 +11,7 @@ from pathlib import Path
 from gnomon import _HOMES
 from gnomon.algorithms.describe import piece_text
 from gnomon.algorithms.pieces import slots
+from gnomon.cli.arguments import parser_of
 from gnomon.cli.main import VERBS, module_of
 from gnomon.config.reference import Setting, kinds, of_kind
 from gnomon.core import errors
@@ -129,7 +130,7 @@ def command_line() -> str:
         "Each takes `--help`. Exit codes are in [Errors](../errors.md#exit-codes).",
     ]
     for verb in VERBS:
-        parser = importlib.import_module(module_of(verb)).build_parser()
+        parser = parser_of(verb, importlib.import_module(module_of(verb)).__doc__)
         parts += [f"## gnomon {verb}", f"```text\n{parser.format_help().replace('``', '').rstrip()}\n```"]
     return "\n\n".join(parts) + "\n"
 

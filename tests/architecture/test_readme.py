@@ -25,7 +25,8 @@ import pytest
 from tests.forked import Forked, ended
 
 import gnomon
-from gnomon.cli.main import VERBS, main, module_of
+from gnomon.cli.arguments import parser_of
+from gnomon.cli.main import VERBS, main
 from gnomon.config.reading import check_evaluation, check_names
 from gnomon.core.errors import UserError
 
@@ -159,7 +160,7 @@ def page_complaint(words: list[str]) -> str:
         with contextlib.redirect_stderr(said):
             if words[1] not in VERBS:
                 return f"unknown verb {words[1]}"
-            given = importlib.import_module(module_of(words[1])).build_parser().parse_intermixed_args(words[2:])
+            given = parser_of(words[1], None).parse_intermixed_args(words[2:])
             if words[1] in ("train", "plan", "compare") and given.experiment is not None:
                 check_names(given.experiment, given.overrides, is_here=False)
             elif words[1] == "sft":

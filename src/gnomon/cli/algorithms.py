@@ -5,30 +5,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import SettingsParser
+from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_named_algorithm, parse_override
 
 if TYPE_CHECKING:
     from gnomon.algorithms.build import Resolution
 
 
-def build_parser() -> SettingsParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(
-        "algorithms",
-        __doc__,
-        "examples: gnomon algorithms, gnomon algorithms spo, gnomon algorithms grpo aggregate=TokenMean --latex",
-    )
-    parser.add_argument("name", nargs="?", help="a preset, path.py:NAME of your own, or a piece such as Truncated")
-    parser.add_overrides("what is exchanged in it: aggregate=TokenMean")
-    parser.add_argument("--latex", action="store_true", help="print the formula of an algorithm for LaTeX")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the presets and pieces, or describe one; return the exit code."""
-    parser = build_parser()
+    parser = parser_of("algorithms", __doc__)
     given = parser.parse_intermixed_args(arguments)
     if given.name is not None:
         check_named_algorithm(given.name)

@@ -4,12 +4,13 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gnomon.core.redaction import for_people
+from gnomon.core.tables import packaged_toml
 from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting, run_with_restarts
 
@@ -60,10 +61,6 @@ class SettingsParser(VerbParser):
     def __init__(self, verb: str, about: str | None, examples: str | None = None, is_raw: bool = False) -> None:
         super().__init__(verb, about, examples, is_raw, allow_abbrev=False)
 
-    def add_overrides(self, meaning: str | None = None) -> None:
-        """Add ``overrides``, the settings key=value behind the other arguments."""
-        self.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
-
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments as `argparse` does, with settings in all three forms."""
         return super().parse_intermixed_args(self._as_overrides(list(args or ())), namespace)
@@ -113,13 +110,25 @@ class SettingsParser(VerbParser):
         super().error(message)
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cluster`` to ``parser``."""
-    parser.add_argument(
-        "--cluster",
-        metavar="WHERE",
-        help="ray starts a Ray cluster here; auto, HOST:PORT, ray://HOST:PORT join one",
-    )
+def parser_of(verb: str, about: str | None) -> VerbParser:
+    """Return the parser of a verb with the arguments of ``arguments.toml``.
+
+    Args:
+        verb: The verb.
+        about: What it does, in a docstring.
+    """
+    table = packaged_toml("gnomon.cli", "arguments.toml")[verb]
+    make = SettingsParser if table.get("settings") else VerbParser
+    parser = make(verb, about, table.get("examples"), table.get("raw", False))
+    alone: Any = None
+    for name, given in table["arguments"].items():
+        settings = {"help": argparse.SUPPRESS, **given}
+        if "type" in settings:
+            settings["type"] = _TYPES[settings["type"]]
+        is_alone = settings.pop("group", None) is not None
+        alone = alone or (parser.add_mutually_exclusive_group() if is_alone else None)
+        (alone if is_alone else parser).add_argument(name, **settings)
+    return parser
 
 
 def cluster_overrides(parser: argparse.ArgumentParser, where: str | None) -> list[str]:
@@ -127,26 +136,6 @@ def cluster_overrides(parser: argparse.ArgumentParser, where: str | None) -> lis
     if where == "":
         parser.error("--cluster needs a place: ray, auto, HOST:PORT or ray://HOST:PORT")
     return [] if where is None else [f'cluster="{where}"']
-
-
-def add_restarts(parser: argparse.ArgumentParser) -> None:
-    """Add ``--restarts``, and the hidden option by which a run reports to its supervisor."""
-    parser.add_argument(
-        "--restarts",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="after a fault (a crash, out of memory, a lost engine) go on by itself, at most N times (default: 0)",
-    )
-    parser.add_argument("--report", type=int, help=argparse.SUPPRESS)
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add what each verb takes that begins a run: its directory, its cluster, ``--json`` and ``--restarts``."""
-    parser.add_argument("--run-dir", type=Path, help="where to write the run (default: runs/NAME-DATE-TIME)")
-    add_cluster(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
-    add_restarts(parser)
 
 
 def restarting(given: argparse.Namespace, command: Sequence[str], name: str, overrides: Sequence[str]) -> int:
@@ -192,3 +181,12 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a number from 0 on, not {text!r}")
     return int(text)
+
+
+def _checkpoint(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "int": int, "float": float, "path": Path, "count": _count, "checkpoint": _checkpoint,
+}  # fmt: skip

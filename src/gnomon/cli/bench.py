@@ -1,36 +1,17 @@
 """gnomon bench [CASE ...]: how fast gnomon is on this machine, beside the machine's limit and beside TRL."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.cli.clone import enter_clone
 from gnomon.core.progress import counted, working
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser("bench", __doc__, "examples: gnomon bench --quick, gnomon bench engine")
-    parser.add_argument(
-        "case",
-        nargs="*",
-        help="roofline, c1, engine, update, growth, weights, start (default: all); the roofline always runs",
-    )
-    parser.add_argument("--repeats", type=int, metavar="N", help="measurements of each, after a warm-up (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a minute, and numbers that mean little")
-    parser.add_argument(
-        "--peer-python", action="append", metavar="PATH", help="an interpreter that has trl or vllm; may be repeated"
-    )
-    parser.add_argument("--profile", action="store_true", help="print where one step of the fixed work spends its time")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; return the exit code, which is 1 if one of gnomon's own contenders gave no result."""
-    parser = build_parser()
+    parser = parser_of("bench", __doc__)
     given = parser.parse_intermixed_args(arguments)
     if given.repeats is not None and given.repeats < 1:
         parser.error(f"--repeats should be at least 1, got {given.repeats}")

@@ -8,57 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from gnomon.cli.arguments import SettingsParser
+from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_names
 from gnomon.core.progress import working
 from gnomon.core.redaction import for_people
 
 
-def build_parser() -> SettingsParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(
-        "compare", __doc__, "examples: gnomon compare tiny --algorithms grpo,spo --seeds 3 --budget 60000"
-    )
-    parser.add_argument(
-        "experiment", nargs="?", help="a TOML file, or the name of a built-in experiment; its algorithm is replaced"
-    )
-    parser.add_overrides("for every run: evaluation.samples=4")
-    parser.add_argument(
-        "--algorithms",
-        metavar="NAMES",
-        help="a,b,c: presets, path.py:NAME of your own, or FILE.toml: experiments that differ in their algorithm alone",
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each algorithm (default: 3)")
-    limit = parser.add_mutually_exclusive_group()
-    limit.add_argument("--budget", type=int, metavar="TOKENS", help="tokens that each run generates for training")
-    limit.add_argument("--seconds", type=float, help="seconds that each run trains; depends on the machine")
-    limit.add_argument("--steps", type=int, help="steps that each run makes")
-    parser.add_argument("--workers", type=int, help="runs at a time (default: what cores and memory bear)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where it is kept (default: runs/compare-NAME-TERMS); of --logs the page to write, as logs.html",
-    )
-    parser.add_argument(
-        "--logs",
-        nargs="+",
-        metavar="NAME=DIR",
-        help="train nothing: compare these runs, whichever library made them; runs of one name are repetitions",
-    )
-    parser.add_argument(
-        "--score",
-        choices=["held-out", "training"],
-        metavar="KIND",
-        help="of --logs: held-out or training (default: held-out where every run has it)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Compare algorithms on one experiment; return the exit code, 1 after failed runs."""
-    parser = build_parser()
+    parser = parser_of("compare", __doc__)
     given = parser.parse_intermixed_args(arguments)
     if given.logs:
         trains = ("experiment", "overrides", "algorithms", "budget", "seconds", "steps", "workers")

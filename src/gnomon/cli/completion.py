@@ -1,32 +1,18 @@
 """gnomon completion SHELL: a script that completes verbs, options, settings and names in bash, zsh or fish."""
 
 import argparse
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.core.progress import working
-
-EXAMPLES = """
-examples:
-  gnomon completion bash > ~/.local/share/bash-completion/completions/gnomon
-  gnomon completion zsh > ~/.zfunc/_gnomon       # with fpath+=~/.zfunc before compinit in ~/.zshrc
-  gnomon completion fish > ~/.config/fish/completions/gnomon.fish"""
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser("completion", __doc__, EXAMPLES, is_raw=True)
-    parser.add_argument("shell", choices=list(_SHELLS), metavar="shell", help="bash, zsh or fish")
-    return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the script; return the exit code."""
-    given = build_parser().parse_args(arguments)
+    given = parser_of("completion", __doc__).parse_args(arguments)
     with working("loading libraries", is_brief=True):
         verbs = every_verb()
     print(_SHELLS[given.shell](verbs), end="")
@@ -63,12 +49,12 @@ class Verb:
 
 def every_verb() -> tuple[Verb, ...]:
     """Return the verbs of gnomon, read from their parsers."""
-    from gnomon.cli.main import VERBS, module_of
+    from gnomon.cli.main import VERBS
 
     known = _names()
     found = []
     for name, meaning in VERBS.items():
-        actions = importlib.import_module(module_of(name)).build_parser()._actions
+        actions = parser_of(name, None)._actions
         shown = [action for action in actions if action.help is not argparse.SUPPRESS]
         words = [word for action in shown if not action.option_strings for word in _words(name, action, known)]
         is_set = any(action.metavar == "key=value" for action in shown)

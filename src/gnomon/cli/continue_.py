@@ -6,37 +6,16 @@ and what it knows of the prompts that stay; its steps count on from there.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from gnomon.cli.arguments import SettingsParser, add_restarts, chosen, finished, restarted
+from gnomon.cli.arguments import chosen, finished, parser_of, restarted
 from gnomon.config.reading import check_names, parse_override
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory, refuse_unchanged
 
-EXAMPLES = """
-examples:
-  gnomon continue runs/first steps=200            # 200 steps in all, in the same run
-  gnomon continue runs/first steps=300 task=more.jsonl sampling.max_completion_length=1024
-                                                  # a run runs/first-2 that begins after step 200 of runs/first
-  gnomon continue runs/first steps=300 learner.optimizer.learning_rate=5e-7 --run-dir runs/slower
-
-model, lora, seed, the critic's backbone and an averaged policy stay as they were."""
-
-
-def build_parser() -> SettingsParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser("continue", __doc__, EXAMPLES, is_raw=True)
-    parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_overrides("settings that change, such as steps=200")
-    parser.add_argument("--run-dir", type=Path, help="where to write another run (default: RUN-2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
-    add_restarts(parser)
-    return parser
-
 
 def run(arguments: Sequence[str]) -> int:
     """Continue a run; return the exit code."""
-    given = build_parser().parse_intermixed_args(arguments)
+    given = parser_of("continue", __doc__).parse_intermixed_args(arguments)
     RunDirectory.check(given.run)
     refuse_unchanged(given.run, given.overrides)
     check_names(RunDirectory(given.run).experiment, given.overrides)

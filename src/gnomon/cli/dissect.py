@@ -6,32 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnomon.cli.algorithms import composed
-from gnomon.cli.arguments import SettingsParser
+from gnomon.cli.arguments import parser_of
 from gnomon.core.progress import counted, working
 
 if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
 
 
-def build_parser() -> SettingsParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(
-        "dissect",
-        __doc__,
-        "examples: gnomon dissect RUN/batches/step-3.json --algorithms grpo,dapo, gnomon dissect --verify",
-    )
-    parser.add_argument("batch", nargs="?", help="a recorded batch: RUN/batches/step-N.json, with records.batches=true")
-    parser.add_overrides("for every algorithm: surrogate.trust.high=.3")
-    parser.add_argument("--algorithms", metavar="NAMES", help="a,b,c: presets, or path.py:NAME of your own")
-    parser.add_argument("--rows", type=int, default=16, help="sequences and tokens shown in each table (default: 16)")
-    parser.add_argument("--verify", action="store_true", help="check every preset against formulas written apart")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Dissect a batch, or verify the presets; return the exit code, 1 if a preset is wrong."""
-    parser = build_parser()
+    parser = parser_of("dissect", __doc__)
     given = parser.parse_intermixed_args(arguments)
     if given.verify:
         if given.batch or given.overrides:

@@ -3,7 +3,6 @@
 RUN may be a run of TRL, verl or prime-rl; then the rules that could not look are named.
 """
 
-import argparse
 import json
 import shutil
 import textwrap
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.core.progress import working
 from gnomon.core.redaction import for_people, shortened
 from gnomon.records.directory import RunDirectory
@@ -23,25 +22,9 @@ WIDEST = 80
 _TEXT = 60
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser(
-        "doctor", __doc__, "examples: gnomon doctor runs/first, gnomon doctor runs/first --fail-on severe"
-    )
-    parser.add_argument("run", help="a run directory; nothing in it is changed")
-    parser.add_argument(
-        "--fail-on",
-        choices=["note", "warning", "severe"],
-        metavar="SEVERITY",
-        help="exit with 1 when there is a finding as grave (note, warning or severe), or no step to judge",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the findings of a run; return 1 if a finding is as severe as --fail-on, otherwise 0."""
-    given = build_parser().parse_args(arguments)
+    given = parser_of("doctor", __doc__).parse_args(arguments)
     path, width = Path(given.run), min(WIDEST, shutil.get_terminal_size().columns)
     RunDirectory.check_there(path)
 

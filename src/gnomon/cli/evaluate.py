@@ -3,7 +3,6 @@
 Two models, or two checkpoints of a run, are asked the same prompts with the same draws and compared prompt by prompt.
 """
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import SettingsParser
+from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_evaluation
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.progress import working
@@ -27,7 +26,7 @@ _TRUNCATED = 0.1
 
 def run(arguments: Sequence[str]) -> int:
     """Evaluate one or two models or runs; return the exit code."""
-    given = build_parser().parse_intermixed_args(arguments)
+    given = parser_of("evaluate", __doc__).parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
     models = [given.model, *(text for text in others if text not in overrides)]
@@ -58,50 +57,6 @@ def run(arguments: Sequence[str]) -> int:
         lines += [f"{task}: {difference.words}" for task, difference in _differences_by_set(found).items()]
     print("\n".join(lines))
     return 0
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(
-        "evaluate",
-        __doc__,
-        "examples: gnomon evaluate runs/first --samples 4, gnomon evaluate my-model --task gsm8k",
-        is_raw=True,
-    )
-    parser.add_argument("model", help="a run directory (its newest checkpoint), a model folder or a model name")
-    parser.add_argument("second", nargs="?", help="another one, to be compared with the first")
-    parser.add_overrides("such as sampling.temperature=0.6")
-    parser.add_argument(
-        "--task",
-        action="append",
-        metavar="NAME",
-        help="a built-in task, a reasoning-gym generator, a file, or a published test set: gsm8k, math-500, aime-24, "
-        "aime-25, aime-26, beyond-aime, amc-23, brumo-25, hmmt-25, amo-bench, humaneval, mbpp, livecodebench, ifeval "
-        "(NAME=FILE for a local copy); given several times, all are asked; default: the run's own",
-    )
-    parser.add_argument(
-        "--samples", type=int, metavar="K", help="answers a prompt, 1 if not given: the k of avg@k, pass@k and maj@k"
-    )
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        metavar="N",
-        help="held-out prompts, when --task is given (default: 200, the whole of a benchmark)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        action="append",
-        type=_checkpoint,
-        metavar="STEP",
-        help="of a run: a number of steps (0: before training), best or newest; given twice, the two are compared",
-    )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write how each prompt was answered, a file a model")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
-def _checkpoint(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["EvalTarget"]:

@@ -4,10 +4,9 @@ import argparse
 import json
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from shlex import quote
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 from gnomon.records.directory import RunDirectory
@@ -15,27 +14,9 @@ from gnomon.records.directory import RunDirectory
 _HUB = "hub:"
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser(
-        "export", __doc__, "examples: gnomon export runs/first my-model, gnomon export runs/first model.gguf --to gguf"
-    )
-    parser.add_argument("run", type=Path, help="a run directory, or the folder of a LoRA adapter")
-    parser.add_argument("folder", type=Path, nargs="?", help="a new folder, or file for GGUF; an upload needs none")
-    parser.add_argument(
-        "--to",
-        help="hub:USER/NAME uploads the model with a model card, private by default; gguf writes one GGUF file, "
-        "gguf:q8_0 (f32, f16, bf16) in another precision than the weights have",
-    )
-    parser.add_argument("--public", action="store_true", help="with --to hub:USER/NAME: everyone may see it")
-    parser.add_argument("--dry-run", action="store_true", help="write what would be uploaded into the folder alone")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Export the newest valid checkpoint's model; return the exit code."""
-    parser = build_parser()
+    parser = parser_of("export", __doc__)
     given = parser.parse_args(arguments)
     if given.to is None and given.folder is None:
         parser.error("the following arguments are required: folder")

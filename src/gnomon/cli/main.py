@@ -17,42 +17,18 @@ from typing import NoReturn
 from gnomon.core.errors import LIMITS, GnomonError, Stopped, UserError, refusal_of, unknown
 from gnomon.core.progress import Steps, shown_by
 from gnomon.core.redaction import for_people
+from gnomon.core.tables import packaged_toml
 from gnomon.core.user_code import one_process, told_before_code
 
-VERBS = {
-    "train": "train an experiment: a TOML file or the name of a built-in one",
-    "sft": "train on the answers of a dataset (supervised fine-tuning), such as for a cold start",
-    "reward-model": "train a reward model on pairs of answers, of which one was preferred",
-    "resume": "go on with a run from its newest valid checkpoint",
-    "continue": "go on with a run after its end, with more steps",
-    "watch": "see a run live on a terminal, or as lines in a log",
-    "report": "write a run, or several beside each other, on one page that needs no server",
-    "evaluate": "score a model or a run on held-out tasks, with intervals",
-    "plan": "validate an experiment and say in plain words what a step does",
-    "algorithms": "list the algorithms, or describe one",
-    "rewards": "list the rewards, or describe one with its settings",
-    "tasks": "list the tasks, or describe a kind, a test set or a generator",
-    "config": "print the settings of an experiment: type, default, meaning",
-    "compare": "several algorithms at one budget, over several seeds: curves, intervals, tests, cost",
-    "dissect": "take one recorded batch apart: several algorithms' gradients side by side",
-    "reproduce": "put a paper's claim to the test; --list shows all with their last verdicts",
-    "doctor": "say in words what is wrong with a run, live or finished",
-    "bench": "measure speed here: ours, the machine's limit, and TRL where it is installed",
-    "export": "take a run's model away as Hugging Face files, as GGUF, or put it on the hub",
-    "completion": "print a script that completes commands in bash, zsh or fish",
-}
-HELP = "\n".join(
-    [
-        "usage: gnomon VERB [ARGUMENTS]",
-        "",
-        "Algorithm-first reinforcement learning for language models.",
-        "",
-        *(f"  {verb:<14}{text}" for verb, text in VERBS.items()),
-        "",
-        "`gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.",
-        "First steps: `gnomon train tiny` (seconds), then `gnomon train quickstart` (minutes).",
-    ]
-)
+VERBS = {verb: table["about"] for verb, table in packaged_toml("gnomon.cli", "arguments.toml").items()}
+HELP = f"""usage: gnomon VERB [ARGUMENTS]
+
+Algorithm-first reinforcement learning for language models.
+
+{chr(10).join(f"  {verb:<14}{text}" for verb, text in VERBS.items())}
+
+`gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.
+First steps: `gnomon train tiny` (seconds), then `gnomon train quickstart` (minutes)."""
 FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from gnomon.cli.arguments import SettingsParser, add_cluster, cluster_overrides
+from gnomon.cli.arguments import cluster_overrides, parser_of
 from gnomon.config.reading import check_names
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
@@ -20,32 +20,9 @@ from gnomon.core.progress import working
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(
-        "plan", __doc__, "examples: gnomon plan quickstart, gnomon plan my.toml algorithm=spo --resolved"
-    )
-    parser.add_argument("experiment", help="a TOML file, or the name of a built-in experiment")
-    parser.add_overrides()
-    parser.add_argument(
-        "--resolved",
-        action="store_true",
-        help="print the fully resolved experiment as TOML, and the words on standard error",
-    )
-    add_cluster(parser)
-    parser.add_argument(
-        "--hardware", metavar="NAME", help="plan for these: h100, rtx4090, l40s, ... (a wrong name lists them)"
-    )
-    parser.add_argument("--gpus", type=int, metavar="N", help=f"how many of them ({_DEVICES})")
-    parser.add_argument("--prompt-tokens", type=float, metavar="N", help=f"of a prompt ({_PROMPT_TOKENS})")
-    parser.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer on average (half of the budget)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the plan; return the exit code."""
-    parser = build_parser()
+    parser = parser_of("plan", __doc__)
     given = parser.parse_intermixed_args(arguments)
     given.overrides += cluster_overrides(parser, given.cluster)
     if given.resolved and given.json:

@@ -1,12 +1,11 @@
 """gnomon reproduce CLAIM: put a paper's claim to the test; --list shows all claims with their last verdicts."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.cli.clone import enter_clone
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
@@ -15,27 +14,9 @@ if TYPE_CHECKING:
     from experiments.claims.folders import ClaimFolder
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser("reproduce", __doc__, "examples: gnomon reproduce --list, gnomon reproduce spo_variance")
-    parser.add_argument("claim", nargs="?", help="a folder of experiments/ that has a claim.py, by its name")
-    parser.add_argument("--list", action="store_true", help="show every claim with its last verdict")
-    parser.add_argument(
-        "--write", action="store_true", help="run nothing: write pages and figures from the last results"
-    )
-    parser.add_argument("--finished", action="store_true", help="train nothing: measure the runs that are finished")
-    parser.add_argument(
-        "--experiments", type=Path, metavar="DIR", help="where claims are (default: those of the clone)"
-    )
-    parser.add_argument("--work", type=Path, default=Path("runs") / "claims", metavar="DIR", help="where runs are kept")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs at once (default: one a core)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Reproduce a claim, or list all claims; return the exit code, 0 for every verdict."""
-    parser = build_parser()
+    parser = parser_of("reproduce", __doc__)
     given = parser.parse_intermixed_args(arguments)
     if given.list == bool(given.claim):
         parser.error("name a claim, or ask for --list")

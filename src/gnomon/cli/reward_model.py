@@ -13,16 +13,8 @@ after the last token. A later run takes it as a reward by its folder: [[rewards]
 from collections.abc import Sequence
 
 from gnomon.cli import sft
-from gnomon.cli.arguments import SettingsParser
-
-VERB = "reward-model"
-
-
-def build_parser() -> SettingsParser:
-    """Return the parser of the verb."""
-    return sft.build_parser(VERB, __doc__)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train a reward model; return the exit code."""
-    return sft.run(arguments, VERB, __doc__)
+    return sft.run(arguments, "reward-model", __doc__)

@@ -1,27 +1,18 @@
 """gnomon rewards [KIND]: the rewards that an experiment may name, with their settings."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import known_names
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser("rewards", __doc__, "examples: gnomon rewards, gnomon rewards numeric")
-    parser.add_argument("kind", nargs="?", help="a kind of reward")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the kinds of rewards, or describe one; return the exit code."""
-    given = build_parser().parse_args(arguments)
+    given = parser_of("rewards", __doc__).parse_args(arguments)
     if given.kind is not None and given.kind not in known_names()["rewards"]:
         raise ConfigError(unknown("kind of reward", given.kind, known_names()["rewards"]))
     with working("loading libraries", is_brief=True):

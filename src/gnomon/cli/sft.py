@@ -12,25 +12,16 @@ mean negative log-likelihood of answer tokens. The run is one as any other: resu
 import os
 from collections.abc import Sequence
 
-from gnomon.cli.arguments import SettingsParser, add_run_options, cluster_overrides, finished, restarting
+from gnomon.cli.arguments import cluster_overrides, finished, parser_of, restarting
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import working
 
 
-def build_parser(verb: str = "sft", said: str | None = __doc__) -> SettingsParser:
-    """Return the parser of the verb."""
-    parser = SettingsParser(verb, said, is_raw=True)
-    parser.add_argument("experiment", nargs="?", help="a TOML file, or the name of a built-in experiment")
-    parser.add_overrides("such as model=tiny task=rows.jsonl epochs=3")
-    add_run_options(parser)
-    return parser
-
-
 def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__) -> int:
     """Fine-tune on the answers of a dataset, or train a reward model; return the exit code."""
-    parser = build_parser(verb, said)
+    parser = parser_of(verb, said)
     given = parser.parse_intermixed_args(arguments)
     if given.experiment is not None and "=" in given.experiment and not os.path.isfile(given.experiment):
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]

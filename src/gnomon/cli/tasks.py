@@ -1,31 +1,20 @@
 """gnomon tasks [NAME]: the tasks that an experiment may name, with their settings."""
 
-import argparse
 import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gnomon.cli.arguments import VerbParser
+from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_named_task
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser(
-        "tasks", __doc__, "examples: gnomon tasks, gnomon tasks table, gnomon tasks gsm8k, gnomon tasks chain_sum"
-    )
-    parser.add_argument("name", nargs="?", help="a kind, a test set, or a generator")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def run(arguments: Sequence[str]) -> int:
     """Print the kinds of tasks, or describe a kind, a test set or a generator; return the exit code."""
-    given = build_parser().parse_args(arguments)
+    given = parser_of("tasks", __doc__).parse_args(arguments)
     if given.name is not None:
         check_named_task(given.name)
     with working("loading libraries", is_brief=True):

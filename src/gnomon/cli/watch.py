@@ -1,6 +1,5 @@
 """gnomon watch RUN: a live view of a run, on a terminal or as lines; it reads files and disturbs nothing."""
 
-import argparse
 import importlib.util
 import json
 import os
@@ -13,24 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from gnomon.cli.arguments import VerbParser
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the verb."""
-    parser = VerbParser("watch", __doc__, "examples: gnomon watch runs/first, gnomon watch runs/first --once")
-    parser.add_argument("run", type=Path, help="a run directory; with --wait also one that does not exist yet")
-    parser.add_argument("--plain", action="store_true", help="lines for a log, until the run ends")
-    parser.add_argument("--once", action="store_true", help="print how it stands, and end")
-    parser.add_argument("--wait", action="store_true", help="wait for a run that has not begun")
-    parser.add_argument("--interval", type=float, metavar="SECONDS", help="between looks (default: 1; --plain: 5)")
-    parser.add_argument("--json", action="store_true", help="print how it stands as one JSON object, and end")
-    return parser
+from gnomon.cli.arguments import parser_of
 
 
 def run(arguments: Sequence[str]) -> int:
     """Watch a run; return the exit code: with --plain 1 if the run ended before its last step."""
-    parser = build_parser()
+    parser = parser_of("watch", __doc__)
     given = parser.parse_args(arguments)
     if given.interval is not None and not 0.05 <= given.interval <= 86_400:
         parser.error(f"--interval should be from 0.05 to 86400 seconds, got {given.interval:g}")
