@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gnomon.core.atomic_files import real_path
 from gnomon.core.svg import Series, chart
-from gnomon.core.tables import flat, reach, reach_table
+from gnomon.core.tables import flat, packaged_toml, reach, reach_table
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.records.console import duration
@@ -174,14 +174,7 @@ def _panels(runs: Sequence[_Run]) -> list[Panel]:
     return [panel for panel in found if panel is not None]
 
 
-_OTHERS = {
-    "Length, tokens": "rollout/length_tokens_mean",
-    "Wasted tokens": "tokens/wasted_fraction",
-    "Entropy, nats a token": "loss/entropy_nats",
-    "Effective sample size": "loss/ess_fraction",
-    "Gradient norm": "learner/gradient_norm",
-    "Seconds of a step": "time/step_seconds",
-}
+_OTHERS: Mapping[str, str] = packaged_toml("gnomon.insight", "words.toml")["compared"]
 
 
 def _panel(title: str, note: str, series: Sequence[Series], x_label: str) -> Panel | None:

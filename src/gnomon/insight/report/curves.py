@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
-from gnomon.insight.report.plots import CAUSES, GROUPS, LEARNING, TIME, WASTE, Plot, color_of
+from gnomon.insight.report.plots import CAUSES, PLOTS, Plot, color_of
 from gnomon.records.jsonl import is_number, waste_cause
 from gnomon.records.reading import column
 from gnomon.training.evaluate import Evaluation
@@ -106,7 +106,7 @@ def learning_panels(
     if len(parts) > 1:
         names = {n: n.removeprefix("reward/").removesuffix("_mean") for n in parts[:8]}
         panels += panels_of(rows, [Plot("Parts of the reward", "before weighting", names)], plain)
-    return panels + panels_of(rows, (*LEARNING, GROUPS) if asked.each > 1 else LEARNING, plain)
+    return panels + panels_of(rows, PLOTS["learning"] + (PLOTS["groups"] if asked.each > 1 else ()), plain)
 
 
 def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[Mark], plain: Sequence[Mark]) -> Panel:
@@ -128,7 +128,7 @@ def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     """Return seconds, throughput and memory."""
     derived = [dict(row) | _derived(row) for row in rows]
     speed = Plot("Throughput", "tokens a second", {"tokens_per_second": "generated and trained on"})
-    return panels_of(derived, (TIME[0], speed, TIME[1]), marks)
+    return panels_of(derived, (PLOTS["time"][0], speed, PLOTS["time"][1]), marks)
 
 
 def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
@@ -139,7 +139,7 @@ def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     colors = {n: color_of(waste_cause(n), CAUSES) for n in seen}
     # One cause alone is the whole.
     by_cause = [Plot("Wasted tokens by cause", "fraction of tokens", names, colors=colors)] if len(names) > 1 else []
-    return panels_of(rows, [*WASTE, *by_cause], marks)
+    return panels_of(rows, [*PLOTS["waste"], *by_cause], marks)
 
 
 def unlabeled(mark: Mark) -> Mark:

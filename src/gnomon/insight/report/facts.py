@@ -8,7 +8,7 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, NAMED
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
-from gnomon.core.tables import flat, reach, to_table
+from gnomon.core.tables import flat, packaged_toml, reach, to_table
 from gnomon.insight.report.plots import CAUSES, STAGES, color_of
 from gnomon.records.console import duration
 from gnomon.records.jsonl import waste_cause
@@ -19,28 +19,7 @@ from gnomon.tasks.arithmetic import ArithmeticTask
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
-_STAGES = {
-    "generate": "answers are drawn",
-    "grade": "waiting for the last verdicts",
-    "score": "the learner scores what was drawn; mismatch is measured",
-    "update": "forward, backward, optimizer",
-    "publish": "new weights go to the engines, which prove that they hold them",
-    "track": "tracker and curriculum learn what happened",
-}
-_CAUSES = {
-    "degenerate": "all answers of the prompt were rewarded alike, so none is better than another",
-    "zero_advantage": "the answer was exactly as good as expected",
-    "clipped": "the policy had moved far enough already",
-    "capped": "a bound took the weight away",
-    "truncated": "cut off at the budget, and left out of the loss",
-    "off_policy": "the policy had moved too far from it (stale, in runs of earlier versions)",
-    "errored": "could not be judged",
-    "surplus": "finished when no step had room",
-    "refused": "the filter refused its prompt",
-    "idle": "in a trained group, without a gradient",
-    "failed": "could not be judged",
-    "distrusted": "the policy had moved too far from it",
-}
+_WORDS = packaged_toml("gnomon.insight", "words.toml")
 _FORMER = ("idle", "failed", "refused", "surplus", "distrusted")
 
 
@@ -88,13 +67,13 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 def time_shares(rows: Rows) -> list[Share]:
     """Return where the time went: the stages of a step, the rest of it, and what was between steps."""
-    stages = {name: total(rows, f"time/{name}_seconds") for name in _STAGES}
+    stages = {name: total(rows, f"time/{name}_seconds") for name in _WORDS["stages"]}
     in_steps = total(rows, "time/step_seconds")
     whole = max(worked_seconds(rows), in_steps)
     stages["other"] = max(0.0, in_steps - sum(stages.values()))
     stages["between steps"] = max(0.0, whole - in_steps)
     meanings = {
-        **_STAGES,
+        **_WORDS["stages"],
         "other": "bookkeeping within a step",
         "between steps": "loading, evaluations, checkpoints, records",
     }
@@ -117,7 +96,7 @@ def waste_shares(rows: Rows) -> list[Share]:
     causes = causes or {cause: total(rows, f"tokens/{cause}") for cause in _FORMER}
     trained = max(0.0, generated - sum(causes.values()))
     largest = sorted(((n, t) for n, t in causes.items() if t > 0), key=lambda pair: -pair[1])
-    shares = [("trained", "had a gradient", trained), *((n, _CAUSES.get(n, ""), t) for n, t in largest)]
+    shares = [("trained", "had a gradient", trained), *((n, _WORDS["causes"].get(n, ""), t) for n, t in largest)]
     return [
         Share(n.replace("_", " "), meaning, t / generated, f"{t:,.0f} tokens", color_of(n, CAUSES))
         for n, meaning, t in shares

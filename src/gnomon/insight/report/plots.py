@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gnomon.core.svg import COLORS
+from gnomon.core.tables import packaged_toml
 
 
 @dataclass(frozen=True)
@@ -35,93 +36,15 @@ def color_of(name: str, among: Sequence[str]) -> int:
     return (among.index(name) if name in among else len(among)) % len(COLORS)
 
 
-GROUPS = Plot(
-    "Groups with zero reward std",
-    "fraction of groups",
-    {
-        "rollout/degenerate_group_fraction": "all alike",
-        "rollout/all_equal_best_fraction": "all 1",
-        "rollout/all_equal_zero_fraction": "all 0",
-    },
-    "A group in which every answer earned the same teaches a group baseline nothing.",
-)
-LEARNING = (
-    Plot("Response length", "tokens", {"rollout/length_tokens_mean": "mean", "rollout/length_tokens_max": "longest"}),
-    Plot(
-        "Truncated responses",
-        "fraction of answers",
-        {"rollout/truncated_fraction": "cut at the budget", "rollout/error_fraction": "errors of the verifier"},
-    ),
-)
-POLICY = (
-    Plot("Entropy", "nats a token", {"loss/entropy_nats": "entropy"}),
-    Plot("Gradient norm", "before clipping", {"learner/gradient_norm": "norm"}),
-    Plot(
-        "Clip fraction",
-        "fraction of tokens",
-        {
-            "loss/clipped_fraction": "bounded",
-            "loss/clipped_low_fraction": "below",
-            "loss/clipped_high_fraction": "above",
-        },
-        "Tokens whose push the algorithm's bound on the ratio took away or made smaller.",
-    ),
-    Plot(
-        "Effective sample size",
-        "fraction of tokens",
-        {"loss/ess_fraction": "of the updates", "mismatch/ess_fraction": "when the step began"},
-        "1 when all importance ratios are equal; towards 0 when few tokens carry the update.",
-    ),
-    Plot(
-        "KL divergence",
-        "nats a token",
-        {"loss/kl_behavior_nats": "from the sampler", "loss/kl_proximal_nats": "within the step"},
-    ),
-    Plot("Learning rate", "", {"learner/learning_rate": "rate"}),
-    Plot("Explained variance of the critic", "", {"critic/explained_variance": "explained"}),
-    Plot("Values and returns", "reward", {"critic/value_mean": "value", "critic/return_mean": "return"}),
-    Plot("Tracked success rate", "", {"tracker/value_mean": "value of the asked prompts"}),
-)
-STALENESS = (
-    Plot(
-        "Staleness",
-        "steps",
-        {
-            "stream/staleness_steps_mean": "mean",
-            "stream/staleness_steps_max": "oldest",
-            "stream/steps_ahead": "asked ahead",
-        },
-        "Counted from the oldest token of an answer.",
-    ),
-    Plot(
-        "Train-inference mismatch",
-        "|nats| a token",
-        {
-            "mismatch/total_abs_nats": "total",
-            "mismatch/engine_abs_nats": "engine",
-            "mismatch/precision_abs_nats": "rounding",
-            "mismatch/truncation_abs_nats": "top-p, top-k",
-            "mismatch/temperature_abs_nats": "temperature",
-            "mismatch/staleness_abs_nats": "staleness",
-        },
-        "How far the sampler's log-probabilities are from the learner's, in parts.",
-    ),
-)
-TIME = (
-    Plot(
-        "Seconds of a step",
-        "seconds",
-        {
-            "time/step_seconds": "step",
-            "time/generate_seconds": "generate",
-            "time/update_seconds": "update",
-            "time/score_seconds": "score",
-        },
-        colors={"time/step_seconds": -1}
-        | {f"time/{name}_seconds": color_of(name, STAGES) for name in ("generate", "update", "score")},
-    ),
-    Plot("Memory", "GiB at most", {"memory/peak_gib": "resident"}),
-)
-WASTE = (
-    Plot("Wasted tokens", "fraction of tokens", {"tokens/wasted_fraction": "without a gradient"}),
-)  # fmt: skip
+def _plot(title: str, y_label: str, names: Mapping[str, str], note: str = "") -> Plot:
+    """Return a plot; the time of a stage has the stage's color in it, and that of the step is black."""
+    stages = {n: n.removeprefix("time/").removesuffix("_seconds") for n in names if n.startswith("time/")}
+    colors = {n: -1 if stage == "step" else color_of(stage, STAGES) for n, stage in stages.items()}
+    return Plot(title, y_label, names, note, colors)
+
+
+PLOTS: Mapping[str, tuple[Plot, ...]] = {
+    name: tuple(_plot(**each) for each in plots)
+    for name, plots in packaged_toml("gnomon.insight", "words.toml")["plots"].items()
+}
+"""The plots of each part of a page."""

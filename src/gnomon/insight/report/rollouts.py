@@ -17,6 +17,7 @@ from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import shortened, without_secrets
 from gnomon.core.svg import number_of
+from gnomon.core.tables import packaged_toml
 from gnomon.core.types import Group, Rollout, Task
 from gnomon.core.user_code import without_code
 from gnomon.models.token_strings import Vocabulary, read_vocabulary
@@ -458,16 +459,7 @@ class RolloutList:
     rollouts: Sequence[Shown]
 
 
-_SHELVES = {
-    "best": ("Best", "The highest rewards, the latest first."),
-    "worst": ("Worst", "The lowest rewards, the latest first."),
-    "surprising": (
-        "Most surprising",
-        "The reward was furthest from what was expected: the tracked value where there is one, else the group's mean.",
-    ),
-    "errors": ("Errors", "Could not be judged: neither a zero nor trained on."),
-    "course": ("Through the run", "One answer from each of several steps, from the first to the last."),
-}
+_SHELVES: Mapping[str, Sequence[str]] = packaged_toml("gnomon.insight", "words.toml")["shelves"]
 
 
 @dataclass(frozen=True)
@@ -490,7 +482,9 @@ class Reader:
         wanted = {key: listed[: self.each] for key, listed in chosen(scan).items()}
         shown = self._read({seen for listed in wanted.values() for seen in listed})
         filled = {key: [shown[seen] for seen in listed if seen in shown] for key, listed in wanted.items()}
-        return [RolloutList(key, *_SHELVES[key], rollouts) for key, rollouts in filled.items() if rollouts]
+        return [
+            RolloutList(key, _SHELVES[key][0], _SHELVES[key][1], listed) for key, listed in filled.items() if listed
+        ]
 
     def _read(self, wanted: set[ScannedRun]) -> dict[ScannedRun, Shown]:
         found: dict[ScannedRun, Shown] = {}

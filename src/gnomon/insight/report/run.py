@@ -9,7 +9,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.tables import reach_table
 from gnomon.diagnosis.finding import SEVERITIES, Finding
 from gnomon.insight.report import curves, facts
-from gnomon.insight.report.plots import POLICY, STALENESS
+from gnomon.insight.report.plots import PLOTS
 from gnomon.insight.report.rollouts import prompts_of, reward_intervals, scan
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
@@ -59,8 +59,8 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     preset, changed = facts.preset_differences(experiment)
     parts = [
         Part("learning", "Learning", curves.learning_panels(rows, asked, evaluations, marks)),
-        Part("policy", "Policy and optimizer", curves.panels_of(rows, POLICY, plain)),
-        Part("staleness", "Staleness and mismatch", curves.panels_of(rows, STALENESS, plain)),
+        Part("policy", "Policy and optimizer", curves.panels_of(rows, PLOTS["policy"], plain)),
+        Part("staleness", "Staleness and mismatch", curves.panels_of(rows, PLOTS["staleness"], plain)),
     ]  # fmt: skip
     return {
         "name": real_path(record.path).name,

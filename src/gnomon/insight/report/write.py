@@ -21,6 +21,7 @@ from gnomon.core.atomic_files import real_path, write_durably, write_page
 from gnomon.core.errors import ConfigError
 from gnomon.core.redaction import for_people, without_secrets
 from gnomon.core.svg import MARK, page_style
+from gnomon.core.tables import packaged_toml
 from gnomon.diagnosis.current_findings import written
 from gnomon.diagnosis.finding import Finding
 from gnomon.diagnosis.recorded import diagnose
@@ -43,18 +44,7 @@ _STYLE, _SCRIPT = "<!--style-->", "<!--script-->"
 # A mark, or the text between two; and, in a mark, what a person reads.
 _PART = re.compile(r"<[^<>]*>|[^<>]+")
 _WORDS = re.compile(r"""( (?:title|aria-label|data-across|data-meaning)=")([^"]*)""")
-_COLORINGS = {
-    "advantage": ("advantage", "Blue was better than expected and is made likelier, orange worse and less likely."),
-    "surprise": ("surprise", "How unlikely each token was when it was drawn: -log p, in nats."),
-    "entropy": ("entropy", "How open the choice of each token was to the learner when the step began, in nats."),
-    "ratio": ("ratio", "The learner's probability over the sampler's when the step began: blue above 1, orange below."),
-    "trust": (
-        "trust",
-        "What the algorithm's bound makes of that ratio: struck out is stopped, dotted is held back, underlined is "
-        "pushed more; gray has no advantage or is not trained.",
-    ),
-    "value": ("value", "What the critic expected before the token."),
-}
+_COLORINGS: Mapping[str, Sequence[str]] = packaged_toml("gnomon.insight", "words.toml")["colorings"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
 def colorings(shelves: Sequence[RolloutList]) -> list[tuple[str, str, str]]:
     """Return by what the tokens on the page can be colored: key, title and meaning."""
     there = {name for store in shelves for one in store.rollouts for name in one.response.numbers}
-    return [(key, *words) for key, words in _COLORINGS.items() if key in there]
+    return [(key, words[0], words[1]) for key, words in _COLORINGS.items() if key in there]
 
 
 @cache

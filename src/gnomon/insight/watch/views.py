@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.text import Text
 
 from gnomon.core.atomic_files import real_path
-from gnomon.core.tables import reach
+from gnomon.core.tables import packaged_toml, reach
 from gnomon.diagnosis import Finding, FindingSample
 from gnomon.insight.watch.lines import (
     BAD,
@@ -65,36 +65,10 @@ class Term:
 REWARD = Term("rollout/reward_mean", "reward", "number", "mean of all answers of a step, trained on or not")
 LOSS = Term("loss/policy", "loss", "number", "mean negative log-likelihood of a token of the dataset's answers")
 """In the place of the reward where the dataset's answers are trained on."""
-HEALTH: Sequence[Term] = (
-    Term("loss/entropy_nats", "entropy", "number", "of the policy, nats a token; towards 0 it says one thing only"),
-    Term("rollout/length_tokens_mean", "length", "number", "tokens of an answer"),
-    Term("rollout/truncated_fraction", "truncated", "share", "answers that were cut off at their length limit"),
-    Term("rollout/degenerate_group_fraction", "all alike", "share", "prompts whose answers all got one reward"),
-    Term("rollout/error_fraction", "errors", "share", "answers that could not be judged"),
-    Term("learner/gradient_norm", "gradient", "number", "norm before it is clipped"),
-    Term("loss/clipped_fraction", "clipped", "share", "tokens whose ratio is beyond its bounds"),
-    Term("loss/ess_fraction", "ESS", "share", "effective sample size of the importance ratios"),
-    Term("loss/kl_behavior_nats", "KL behavior", "number", "nats a token from the weights that answered", 1e-4),
-    Term("mismatch/logprob_abs_mean_nats", "mismatch", "number", "nats between engine and learner", 1e-5),
-    Term("critic/explained_variance", "explained", "share", "of the returns' variance, by the critic"),
-    Term("tokens/wasted_fraction", "wasted", "share", "generated tokens that had no gradient"),
+_WORDS = packaged_toml("gnomon.insight", "words.toml")
+HEALTH, FLOW = (
+    tuple(Term(name, **said) for name, said in _WORDS["terms"][part].items()) for part in ("health", "flow")
 )
-FLOW: Sequence[Term] = (
-    Term("stream/staleness_steps_mean", "staleness", "number", "steps between an answer and the weights it trains"),
-    Term("time/step_seconds", "step", "number", "seconds of a step"),
-    Term("tokens/generated", "tokens", "count", "generated in a step"),
-    Term("learner/learning_rate", "rate", "number", "learning rate", 0.0),
-    Term("memory/peak_bytes", "memory", "bytes", "largest size of the process so far"),
-)
-STAGES: Sequence[tuple[str, str]] = (
-    ("generate", "answering"),
-    ("grade", "grading"),
-    ("score", "scoring"),
-    ("update", "updating"),
-    ("publish", "publishing"),
-    ("track", "tracking"),
-)
-"""Stages of a step as they are measured, and as they are called."""
 
 
 def written(value: float, form: Form = "number") -> str:
@@ -296,7 +270,7 @@ def stages(snapshot: RunSnapshot, width: int) -> list[Text]:
     if not whole:
         return []
     lines = [title("time of a step", width, f"{whole:.1f} s" if whole < 60 else duration(whole))]
-    for stage, called in STAGES:
+    for stage, called in _WORDS["called"].items():
         share = (snapshot.recent(f"time/{stage}_seconds") or 0.0) / whole
         if share >= 0.005:
             lines.append(
@@ -406,14 +380,6 @@ def _kind(snapshot: RunSnapshot) -> str:
 _CURVE_LINES, _CURVE_WIDTH = 4, 38
 _ANSWER_LINES = 14
 
-KEYS: Sequence[tuple[str, str]] = (
-    ("q", "end the view; the run is not touched"),
-    ("tab, right", "next pane"),
-    ("shift+tab, left", "pane before"),
-    ("o c s f ?", "overview, curves, samples, findings, this page"),
-    ("up, down", "scroll; page up, page down, home and end too"),
-)
-
 
 def curves(snapshot: RunSnapshot, width: int) -> list[Text]:
     """Return a small chart of every metric that the run has, as many beside each other as fit."""
@@ -469,7 +435,7 @@ def findings(snapshot: RunSnapshot, width: int) -> list[Text]:
 def keys(width: int) -> list[Text]:
     """Return what the keys do and what the names mean."""
     lines = [title("keys", width)]
-    lines += [line((f"{key:<16}", ""), (meaning, QUIET)) for key, meaning in KEYS]
+    lines += [line((f"{key:<16}", ""), (meaning, QUIET)) for key, meaning in _WORDS["keys"].items()]
     lines += [line(), title("what is shown", width)]
     lines += [_meaning(term) for term in (REWARD, *HEALTH, *FLOW)]
     lines += [line(), line(("Curves run from the first step to now; each has a scale of its own.", QUIET))]
