@@ -230,22 +230,9 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)*")
 _WRITTEN = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{")
 _BASED = re.compile(r"[0-9A-Fa-f]+ ?_ ?(?:\{[0-9]+\}|[0-9]+)")
 _BASES = [
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-]
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen",
+]  # fmt: skip
 _BASE = re.compile(rf"(?<=[0-9A-F]) ?_ ?(?:\{{ ?(?:base )?)?({'|'.join(sorted(_BASES, reverse=True))})(?![a-z]) ?\}}?")
 _OPTION = re.compile(
     r"(?:(?i:option|choice) )?(?:\(([A-J])\)|([A-J])(?:\)|[.:](?! [a-z])))"
