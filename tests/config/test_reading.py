@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -39,6 +40,9 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["plan", "tiny", "--stpes", "3"], "did you mean 'steps'"),
         (["plan", "tiny", "learner.optimiser.learning_rate=1"], "did you mean 'optimizer'"),
         (["train", "tiny", "task=arithmetik"], "did you mean 'arithmetic'"),
+        (["train", "tiny", "algorithm.aggregate=TokenMeen"], "did you mean 'TokenMean'"),
+        (["train", "tiny", "rewards=gone_module:score"], "there is no module gone_module"),
+        (["evaluate", "tini", "--task", "arithmetic"], "did you mean 'tiny'"),
         (["train", "tiny", 'rewards=["numerik"]'], "did you mean 'numeric'"),
         (["train", "tiny", "rewards=numerik"], "did you mean 'numeric'"),
         (["train", "tiny", "task=gone.csv"], "gone.csv does not exist; nothing there is like it"),
@@ -124,6 +128,24 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
         ("rewards=own.py:swapped", "reward 'own.py:swapped' (completions, completion): has both completions and"),
         ('rewards=[{kind="function", function="own.py:swapped"}]', "reward 'own.py:swapped' (completions, completion)"),
         ("rewards=own.py:wrapped", ""),
+        ("algorithm.aggregate=TokenMeen", "algorithm.aggregate: unknown piece 'TokenMeen'; did you mean 'TokenMean'?"),
+        ("algorithm.sampler={piece='Gresso'}", "algorithm.sampler: unknown piece 'Gresso'; did you mean 'Greso'?"),
+        ("algorithm.regularizers=[{piece='Kll'}]", "algorithm.regularizers: unknown piece 'Kll'; did you mean 'Kl'?"),
+        ("algorithm.correction=Truncated", ""),
+        ("algorithm.correction=none", ""),
+        ("algorithm=gone_module:OWN", "algorithm = 'gone_module:OWN': there is no module gone_module; write path.py"),
+        ("rewards=own:score", "rewards = 'own:score': there is no module own; write own.py:score"),
+        ("rewards=fractions:Fractionn", "rewards = 'fractions:Fractionn': unknown name 'Fractionn'; did you mean"),
+        ("engine=gone_module:Engine", "engine = 'gone_module:Engine': there is no module gone_module"),
+        ("environment=gone_module:Env", "environment = 'gone_module:Env': there is no module gone_module"),
+        ("algorithm=opd algorithm.reference.model=org/gone", "unknown model 'org/gone'"),
+        ("task.kind=reasoning_gym task.generator=chain_summ", "unknown task 'chain_summ'; did you mean 'chain_sum'?"),
+        ("learner.optimizer=adam", "learner.optimizer = adam: a section has settings of its own; set learner.optimizer."),
+        ("device=gpu", "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got 'gpu'; did you mean 'cuda'?"),
+        ("packages=['numpi']", "unknown package 'numpi'; did you mean 'numpy'?"),
+        ("continue_from=runs/gone", "there is no run runs/gone"),
+        ("rollouts_from=runs/gone", "there is no run runs/gone"),
+        ("lora.adapter=gone", "lora.adapter = 'gone' is no folder"),
         ("rewards=exact,format", """several are a list: 'rewards=["exact", "format"]'"""),
         ("report_to=wandb,mlflow", """several are a list: 'records.sinks=["wandb", "mlflow"]'"""),
         ('task={kind="mixture", parts=["own.csv", {task="arithmetik", weight=2}]}', "own.csv does not exist"),
@@ -140,8 +162,16 @@ def test_what_is_not_where_a_setting_says_is_refused_by_the_names(
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
 
-    assert said in refused(check_names, "tiny", [override])
-    assert bool(said) == bool(refused(check_names, "tiny", [override]))
+    overrides = override.split(" ") if override.count("=") > 1 and override[-1] not in "]}" else [override]
+    assert said in refused(check_names, "tiny", overrides)
+    assert bool(said) == bool(refused(check_names, "tiny", overrides))
+
+
+def test_a_run_that_cannot_be_made_is_told_with_what_else_is_wrong(tmp_path: Path):
+    """A file where a folder is needed, and a wrong name, in one message."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"unknown task 'arithmetik'.*; .*file is no folder; name another with --run"):
+        check_names("tiny", ["task=arithmetik"], run_dir=tmp_path / "file" / "run")
 
 
 OWN = """
@@ -246,7 +276,7 @@ def test_what_nothing_would_read_is_refused(
     def said(table: dict[str, Any]) -> tuple[str, str]:
         placed = {place: [table] if place == "rewards" else table}
         source = {**base, **({"algorithm": {"preset": "rloo", **placed}} if place == "reference" else placed)}
-        return refused(check_names, source, ()), refused(load, source, ())
+        return refused(partial(check_names, is_here=False), source, ()), refused(load, source, ())
 
     [name] = unread
     for each in said({**given, **unread}):
@@ -256,7 +286,8 @@ def test_what_nothing_would_read_is_refused(
 
 BOUNDS = """
 import json, sys
-from gnomon.config.reading import check_names, known_names, parse_override
+from gnomon.config.name_checks import known_names
+from gnomon.config.reading import check_names, parse_override
 from gnomon.core.errors import ConfigError, holds
 
 passed, tried = [], 0

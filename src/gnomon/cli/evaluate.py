@@ -14,6 +14,7 @@ from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_evaluation
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.progress import working
+from gnomon.models.place import BUILT_IN, check_hub, check_place
 from gnomon.records.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def run(arguments: Sequence[str]) -> int:
         RunDirectory.check_there(
             *(Path(name) for name in (given.model, *others) if "/" in name and "=" not in name), is_model=True
         )
+    for model in models if given.task else ():
+        if model not in BUILT_IN and not os.path.exists(model):
+            check_place(model)
+            check_hub(model)
     with working("loading libraries", is_brief=True):
         from gnomon.cli.results import table
         from gnomon.training.api import evaluate_each

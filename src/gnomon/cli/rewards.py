@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gnomon.cli.arguments import parser_of
-from gnomon.config.reading import known_names
+from gnomon.config.name_checks import known_names
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import working
 

@@ -14,7 +14,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
-    check_names(given.experiment, [*overrides, *cluster])
+    check_names(given.experiment, [*overrides, *cluster], run_dir=given.run_dir)
     if given.restarts:
         return restarting(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 

@@ -39,9 +39,9 @@ from gnomon.core.sections import (
 from gnomon.core.tables import build, check_types, flat, let_go, reach, set_path, settled, to_table
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.device import check_device
 from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig, is_adapter, read_adapter_config
+from gnomon.models.place import check_device
 from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed

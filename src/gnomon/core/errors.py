@@ -370,7 +370,8 @@ def no_file(path: Path, endings: Iterable[str]) -> str:
         return f"{path} is a link to {path.readlink()}, which does not exist"
     if not folder.is_dir():
         return f"{path} does not exist, nor does its folder {folder}"
-    names = sorted(e.name for e in folder.iterdir() if path.name.startswith(".") or not e.name.startswith("."))
+    fitting = (*endings, path.suffix or "/")
+    names = sorted(each.name for each in folder.iterdir() if each.name.lower().endswith(fitting))
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
     near = near or [name for name in names if name.lower().endswith(tuple(endings))][:3]
     hint = f"did you mean {', '.join(str(folder / name) for name in near)}?" if near else "nothing there is like it"

@@ -3,32 +3,17 @@
 import contextlib
 import ctypes
 import os
-import re
 
 import torch
 from torch import Tensor
 
 from gnomon.core.errors import ConfigError
 from gnomon.models.packed_attention import kernel_for
+from gnomon.models.place import check_device
 
 AUTO = "auto"
-_FORM = re.compile(r"auto|cpu|cuda(:\d+)?")
 _LEAST_MULTIPLE, _SHARE_BITS = 32, 5
 _GIB = 2**30
-
-
-def check_device(asked: str) -> None:
-    """Check that ``asked`` has the form of a device: "auto", "cpu", "cuda" or "cuda:N". The device need not exist.
-
-    Raises:
-        ConfigError: For any other form.
-
-    >>> check_device("cuda:1")
-    """
-    if _FORM.fullmatch(asked):
-        return
-    hint = "; did you mean 'cuda'?" if asked.lower().startswith(("gpu", "nvidia", "cuda")) else ""
-    raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got '{asked}'{hint}")
 
 
 def resolve_device(asked: str = AUTO) -> torch.device:

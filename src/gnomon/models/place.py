@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.atomic_files import read_plain
-from gnomon.core.errors import ModelError, shortened, unknown
+from gnomon.core.errors import ConfigError, ModelError, shortened, unknown
 from gnomon.models.token_strings import first_line
 
 TINY, TINY_MIXTURE, TINY_SUMS = "tiny", "tiny-moe", "tiny-sums"
@@ -20,6 +22,7 @@ FILES = (
     "pytorch_model.bin.index.json",
 )
 _HUB_SECONDS = 5.0
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MARKER = "gnomon.json"
 """File of a converted default model that lists its files with their sizes."""
 LAYOUT = 1
@@ -54,7 +57,7 @@ def check_hub(name: str) -> bool:
     Raises:
         ModelError: It is not, and the hub cannot be reached.
     """
-    from huggingface_hub import constants, get_session, try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     hint = f"{unknown('model', name, BUILT_IN)}; it is no folder here"
@@ -65,14 +68,24 @@ def check_hub(name: str) -> bool:
         raise ModelError(f"{hint} and no name of the hub: {first_line(error)}") from error
     if constants.HF_HUB_OFFLINE:
         raise ModelError(f"{hint}, not in the local hub cache, and HF_HUB_OFFLINE forbids fetching it")
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-    except Exception as error:
+    if fault := _hub_fault(constants.ENDPOINT):
         raise ModelError(
-            f"{hint}, not in the local hub cache, and the hub could not be reached "
-            f"({first_line(error)}). Give a local folder or a built-in name"
-        ) from error
+            f"{hint}, not in the local hub cache, and the hub could not be reached ({fault}). Give a local folder or a "
+            "built-in name"
+        )
     return False
+
+
+@cache
+def _hub_fault(endpoint: str) -> str:
+    """Return why the hub does not answer, asked once in a program; "" where it does."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=_HUB_SECONDS)
+    except Exception as error:
+        return first_line(error)
+    return ""
 
 
 def cache_root() -> Path:
@@ -98,6 +111,20 @@ def is_prepared(folder: Path) -> bool:
     sizes: dict[str, int] = recorded.get("files", {})
     present = all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
     return recorded.get("layout") == LAYOUT and set(_NEEDED) <= set(sizes) and present
+
+
+def check_device(asked: str) -> None:
+    """Check that ``asked`` has the form of a device: "auto", "cpu", "cuda" or "cuda:N". The device need not exist.
+
+    Raises:
+        ConfigError: For any other form.
+
+    >>> check_device("cuda:1")
+    """
+    if _DEVICE.fullmatch(asked):
+        return
+    hint = "; did you mean 'cuda'?" if asked.lower().startswith(("gpu", "nvidia", "cuda")) else ""
+    raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got '{asked}'{hint}")
 
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")

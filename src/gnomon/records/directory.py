@@ -129,6 +129,19 @@ class RunDirectory:
                 cls(path, _lock(path)).close()
             _refuse_used(path, differs)
 
+    @staticmethod
+    def check_place(path: Path) -> None:
+        """Refuse a path below what is no folder, or may not be written.
+
+        Raises:
+            RunDirectoryError: The message says what is in the way.
+        """
+        above = next(each for each in path.absolute().parents if os.path.lexists(each))
+        if not above.is_dir():
+            raise RunDirectoryError(f"{path} cannot be a run: {above} is no folder; name another with --run-dir")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise RunDirectoryError(f"{path} cannot be a run: {above} may not be written; name another with --run-dir")
+
     @classmethod
     def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
         """Make the new run ROOT/NAME-YYYYmmdd-HHMMSS, with -2, -3, ... when that is taken.

@@ -17,7 +17,8 @@ import torch
 
 from gnomon.algorithms.piece_trial import try_pieces
 from gnomon.config.experiment import Experiment, Loaded, load, settings_of, steps_of, to_toml
-from gnomon.config.reading import needed_packages, read
+from gnomon.config.name_checks import needed_packages
+from gnomon.config.reading import read
 from gnomon.core.atomic_files import read_plain, real_path, write_durably
 from gnomon.core.errors import (
     CheckpointError,

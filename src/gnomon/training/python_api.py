@@ -15,7 +15,8 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.build import with_function
 from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.config.experiment import Experiment, supervised, to_toml, with_settings
-from gnomon.config.reading import latest, needed_packages, read
+from gnomon.config.name_checks import needed_packages
+from gnomon.config.reading import latest, read
 from gnomon.core.errors import ConfigError, shortened
 from gnomon.core.optional import check_installed
 from gnomon.core.tables import flat, to_table

