@@ -190,7 +190,8 @@ def test_commands_and_settings_of_all_pages_are_known(tmp_path: Path, monkeypatc
         for table in map(tomllib.loads, TOML.findall(text)):
             tables += 1
             try:
-                check_names({"model": "tiny", "algorithm": "grpo", "task": "arithmetic", "steps": 1, **table}, [], is_here=False)
+                whole = {"model": "tiny", "algorithm": "grpo", "task": "arithmetic", "steps": 1, **table}
+                check_names(whole, [], is_here=False)
             except UserError as error:
                 wrong.append(f"{page.name}: {table}: {error}")
 

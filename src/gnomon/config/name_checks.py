@@ -185,6 +185,8 @@ _OWN_CODE = (
 )
 """Settings that take code of the user's, "module:NAME" or "path.py:NAME"."""
 
+_MODULE = r"([A-Za-z_]\w*)((?:\.(?!py:)\w+)*):([A-Za-z_]\w*)"
+
 
 def check_modules(last: Mapping[str, Any]) -> None:
     """Refuse "module:NAME" where no such module is installed, or its file lacks NAME; nothing of it is run.
@@ -196,7 +198,7 @@ def check_modules(last: Mapping[str, Any]) -> None:
         if not re.fullmatch(_OWN_CODE, re.sub(r"\.\d+(?=\.|$)", "", key)):
             continue
         for each in value if isinstance(value, list) else [value]:
-            found = re.fullmatch(r"([A-Za-z_]\w*)((?:\.(?!py:)\w+)*):([A-Za-z_]\w*)", each) if isinstance(each, str) else None
+            found = re.fullmatch(_MODULE, each) if isinstance(each, str) else None
             spec = importlib.util.find_spec(found[1]) if found else None
             if found and spec is None:
                 file = Path(*f"{found[1]}{found[2]}".split(".")).with_suffix(".py")
