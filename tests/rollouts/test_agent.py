@@ -327,6 +327,11 @@ def test_openai_s_client_of_responses_calls_a_tool(is_streamed: bool):
         ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, "messages end with"),
         ({"messages": [{"role": "user", "content": "q", "name": "Ann"}]}, "a message has 'name'"),
         ({"tools": [{"type": "web_search"}]}, "a tool of type 'web_search'"),
+        ({"metadata": json.loads('{"a": ' * 101 + "1" + "}" * 101)}, "lie more than 100 deep in each other"),
+        (
+            {"messages": [{"role": "user", "content": "a" * 140_000}]},
+            "the call is longer than the model's context of 1024",
+        ),
     ],
 )
 def test_what_would_break_log_probabilities_is_refused(parameters: dict[str, Any], said: str):

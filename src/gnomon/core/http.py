@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 26
 """Of a body: a million tokens with three numbers each take less."""
 _MOST_HEADERS = 100
 _LINE = 1 << 14
-_STRANGERS, _STRANGER_SECONDS, _BODY_SECONDS = 64, 10.0, 60.0
+_STRANGERS, _STRANGER_SECONDS, _BODY_SECONDS, _LINGER_SECONDS = 64, 10.0, 60.0, 2.0
 
 Answer = Callable[[Any], Awaitable[tuple[HTTPStatus, Any]]]
 
@@ -138,6 +138,18 @@ async def _send(writer: asyncio.StreamWriter, message: bytes) -> None:
     await writer.drain()
 
 
+async def _send_last(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes) -> None:
+    """Send a reply to a request that was not read to its end, and discard the rest: closed at once, a connection is
+    reset, and the caller never sees the reply.
+    """
+    await _send(writer, message)
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while await reader.read(1 << 16):
+                pass
+
+
 def described(error: BaseException) -> str:
     """Return an error that nothing foresaw with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -209,10 +221,10 @@ class LoopbackServer:
             async with asyncio.timeout(_STRANGER_SECONDS) as deadline:
                 heard = await hear(reader, partial(self._check, writer, deadline, admitted), self.most_bytes)
         except Refused as error:
-            await _send(writer, _reply(error.status, error.body))
+            await _send_last(reader, writer, _reply(error.status, error.body))
             return
         except WireError as error:
-            await _send(writer, _reply(HTTPStatus.BAD_REQUEST, self.misread(str(error))))
+            await _send_last(reader, writer, _reply(HTTPStatus.BAD_REQUEST, self.misread(str(error))))
             return
         answering = asyncio.ensure_future(admitted[0](heard.body))
         hanging_up = asyncio.ensure_future(reader.read(1))

@@ -421,10 +421,10 @@ class AgentSession:
             ApiError: None; an agent may shorten what it says and call again.
         """
         context = self._policy.templates.tokenizer.context_length
-        size = sum(len(message.shown) for message in request.messages) + len(json.dumps(request.tools))
+        size = sum(len(m.shown) + _MOST_CHARACTERS for m in request.messages) + len(json.dumps(request.tools))
         if context is not None and size > _MOST_CHARACTERS * context:
             self.is_cut = True
-            raise ApiError("context_length_exceeded", f"{size} characters leave no room within a context of {context}")
+            raise ApiError("context_length_exceeded", f"the call is longer than the model's context of {context}")
 
     def _room(self, segment: AgentSegment, before: Sequence[int]) -> int:
         """Return how many tokens an answer behind ``before`` may have.
