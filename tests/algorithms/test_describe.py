@@ -11,6 +11,7 @@ from gnomon.algorithms import (
     Algorithm,
     Clip,
     ClippedSurrogate,
+    InRole,
     Kl,
     LeaveOneOut,
     MarginalBest,
@@ -111,6 +112,8 @@ def test_the_formula_of_a_composition_is_made_of_its_parts():
         "k = all ] + [ sum_c omega_c [ sum_(s >= t) 1^(s - t) x_s ]_(R = r_c), r_(length) != 0 only where "
         "r_(right) >= 1, r_(length) != 0 only where r_(form) >= 0.5 ]"
     )
+    assert latex(InRole("50%_$")) == r"\mathrm{role} = \mathrm{50\%\_\$}"
+    assert plain(latex(InRole("50%_$"))) == "role = 50%_$"
     assert latex(Threshold(2e-3)) == r"\mathrm{Threshold}(at = 0.002)"
 
 

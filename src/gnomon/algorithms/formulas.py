@@ -22,7 +22,7 @@ _PLAIN: tuple[tuple[str, str], ...] = (
     (r"\\bar\{([^{}]*)\}", r"mean \1"), (r"\\hat\{([^{}]*)\}", r"target \1"),
     (r"\\(mathrm|text)\{([^{}]*)\}", r"\2"), (r"\\,|\\ ", " "),
     (r"\\le\b", "<="), (r"\\ge\b", ">="), (r"\\ne\b", "!="), (r"\\pm\b", "+-"),
-    (r"\\ell(?![a-z])", "l"), (r"\\cdot\b", "*"), (r"\\_", "_"), (r"\\([a-z]+)", r"\1"),
+    (r"\\ell(?![a-z])", "l"), (r"\\cdot\b", "*"), (r"\\([_$%&#])", r"\1"), (r"\\([a-z]+)", r"\1"),
     (r"([_^])\{([^{}]{1,2})\}", r"\1\2"), (r"([_^])\{([^{}]*)\}", r"\1(\2)"), (r" {2,}", " "),
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ def latex(piece: Any) -> str:
     if piece is None:
         return r"\text{all}"
     if not is_dataclass(piece):
-        text = f"{piece:g}" if isinstance(piece, float) else str(piece).replace("_", r"\_")
+        text = f"{piece:g}" if isinstance(piece, float) else re.sub(r"([_$%&#])", r"\\\1", str(piece))
         return re.sub(r"^(.*)e-0?(\d+)$", _power, text) if isinstance(piece, float) else text
     parts = {f.name: latex(getattr(piece, f.name)) for f in fields(piece)}
     template = _TEMPLATES.get(type(piece).__name__)
