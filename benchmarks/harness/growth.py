@@ -143,7 +143,8 @@ def algorithms(size: Size, repeats: int) -> BenchResult:
     baseline = _trainer(config, _GRPO)
     made = baseline.on_policy(make_batch(shape, config.vocab_size))
     measures, passes = [], {}
-    for name, preset in NAMED.items():
+    for name in size.presets or NAMED:
+        preset = NAMED[name]
         critic = None if preset.critic is None else replace(preset.critic, updates=Updates())
         algorithm = replace(preset, updates=Updates(), critic=critic)
         trainer, rows = _trainer(config, algorithm), rows_for(algorithm, made)

@@ -14,7 +14,8 @@ class Size:
     made up (case "update"). prompt: tokens of a made-up prompt; shared_prompt: of a long one, which a group shares.
     layers, width: of the small model whose costs are watched as one number grows; then the numbers: rows of a batch,
     answer lengths, group sizes, vocabularies, prompts that the value tracker knows. beginning: tokens that all prompts
-    of the case "learning" begin with; long_answer, long_prompt: tokens of its long rows.
+    of the case "learning" begin with; long_answer, long_prompt: tokens of its long rows. presets: beside which GRPO is
+    measured; () for all.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Size:
     beginning: int = 6
     long_answer: int = 24
     long_prompt: int = 64
+    presets: tuple[str, ...] = ()
 
 
 STANDARD = Size(
@@ -97,6 +99,7 @@ QUICK = Size(
     groups=(2, 4),
     vocabularies=(512, 4096),
     tracked=(1_000, 20_000),
+    presets=("grpo", "spo", "ppo", "vapo-review", "opd", "sdft", "luffy", "pass-at-k", "dpo", "kto", "reward-model"),
     repeats=2,
 )
 SIZES = {size.name: size for size in (STANDARD, QUICK)}

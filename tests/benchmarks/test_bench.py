@@ -20,7 +20,6 @@ from benchmarks.harness.sizes import QUICK, SIZES, size_of
 from benchmarks.harness.timing import repeat
 from rich.console import Console
 
-from gnomon.algorithms import NAMED
 from gnomon.cli.main import main
 from gnomon.core.errors import ConfigError
 
@@ -160,7 +159,7 @@ def test_dead_groups_have_equal_rewards_and_their_work_is_not_counted():
         ("growth", "group size", {"2 answers a prompt", "4 answers a prompt"}),
         ("growth", "vocabulary", {"4,096 tokens, update", "4,096 tokens, generate"}),
         ("growth", "prompts tracked", {"20,000 prompts, take 2,048"}),
-        ("growth", "algorithms", {*NAMED}),
+        ("growth", "algorithms", {*QUICK.presets}),
         ("growth", "recording", {"metrics", "rollouts"}),
         pytest.param(
             "weights",
