@@ -111,7 +111,9 @@ def _chosen(given: Sequence[str]) -> int:
         print(f"gnomon {gnomon.__version__}")
         return 0
     if verb not in VERBS:
-        return _say(f"gnomon: {unknown('verb', verb, VERBS)}", WRONG_INPUT)
+        meant = {"run": "train"}.get(verb, next((each for each in VERBS if each.startswith(verb)), verb))
+        hint = f". Did you mean: gnomon {meant}?" * (meant != verb)
+        return _say(f"gnomon: {unknown('verb', verb, VERBS)}{hint}", WRONG_INPUT)
     return _run(verb, rest)
 
 

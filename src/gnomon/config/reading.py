@@ -104,7 +104,9 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return tomllib.loads(known[str(source)])
     path = Path(source)
     if "=" in str(source) and not os.path.exists(path):
-        raise ConfigError(f"'{source}' is a setting, and an experiment comes first, such as quickstart {source}")
+        file = str(source).partition("=")[2]
+        first = f": {file}" if file.endswith(".toml") else f", such as quickstart {source}"
+        raise ConfigError(f"'{source}' is a setting, and an experiment comes first{first}")
     if path.suffix != ".toml" and not os.path.exists(path):
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file{_setting(path)}")
     try:
@@ -128,6 +130,8 @@ def _setting(path: Path) -> str:
         return f". An experiment is a TOML file or a built-in name; this file is a setting: quickstart {key}={what}"
     if name in known_names()["algorithms"]:
         return f". '{name}' is an algorithm: quickstart algorithm={name}"
+    if name in known_names()["tasks"]:
+        return f". '{name}' is a task: quickstart task={name}"
     if os.path.isfile(path / "experiment.toml"):
         run = shlex.quote(name)
         return f". It is a run: gnomon resume {run} goes on with it, gnomon train {run}/experiment.toml begins it again"
@@ -362,13 +366,17 @@ def _check_tasks(last: Mapping[str, Any]) -> None:
             _check_task(named)
 
 
+_TRL = {"accuracy_reward": "mathematics", "reasoning_accuracy_reward": "mathematics", "think_format_reward": "format"}
+
+
 def _check_rewards(last: Mapping[str, Any]) -> None:
     known = known_names()["rewards"]
     for number, kind in enumerate(_kinds_of(last.get("rewards"))):
         if isinstance(kind, str) and kind.endswith(".py"):
             raise ConfigError(f"rewards[{number}] = '{kind}': name the function in that file too, as {kind}:FUNCTION")
         if isinstance(kind, str) and ":" not in kind and kind not in known:
-            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}{_several('rewards', kind)}")
+            ours = f"; TRL's {kind} is '{_TRL[kind]}' here" if kind in _TRL else _several("rewards", kind)
+            raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}{ours}")
     for number, each in enumerate(_list(last.get("rewards"))):
         _check_asked(each, f"rewards[{number}].verifier")
         named = each if isinstance(each, str) else each.get("function")
@@ -607,6 +615,8 @@ def _check_key(key: str) -> None:
     top = {each.partition(".")[0] for each in known}
     if parts[0] not in top:
         if key not in (*COMPOSED, *FOREIGN):
+            if parts[0] in FOREIGN:
+                raise ConfigError(f"{key}: {parts[0]} is another library's name; here: {FOREIGN[parts[0]].says}")
             bare = [name for name in FOREIGN if "." not in name]
             raise ConfigError(unknown("key", parts[0], [*top, *bare, *COMPOSED]))
         return
