@@ -179,7 +179,7 @@ def test_the_policy_plays_all_seats(tmp_path: Path):
     assert [len(rollout.turn_ends) for rollout in whole.rollouts] == [4, 3]
     for seat, rollout in enumerate(whole.rollouts):
         shown = TEMPLATES.tokenizer.spelled(list(rollout.prompt))
-        assert "Play TicTacToe-v0." in shown
+        assert "Game 0 of TicTacToe-v0." in shown
         assert f"You are Player {seat}" in shown
     assert [(r.role, r.grade.reward, r.ending.by) for r in cut.rollouts] == [  # type: ignore[union-attr]
         ("player_0", 0.0, "turns"), ("player_1", 0.0, "turns"),

@@ -369,7 +369,7 @@ def write_questions(
 ) -> None:
     """Write one question for each of ``count`` games as JSON lines: its opening as ``prompt``, and its ``seed``.
 
-    In self-play the prompt, which each seat's opening follows, names the game; write what you like in its place.
+    In self-play the prompt, which each seat's opening follows, names game and number; write what you like in its place.
 
     They are read by ``task = {kind = "table", path = ..., require_answer = false}``.
 
@@ -382,8 +382,8 @@ def write_questions(
     """
     plan = EnvironmentConfig(kind=kind, use=use, settings=dict(settings or {}))  # type: ignore[arg-type]
     seeds = range(first_seed, first_seed + count)
-    # In self-play each seat is shown its own opening.
-    rows = ({"prompt": f"Play {use}." if plan.is_self_play else _opened(plan, n), "seed": n} for n in seeds)
+    # In self-play each seat is shown its own opening; the number makes questions of games that begin alike.
+    rows = ({"prompt": f"Game {n} of {use}." if plan.is_self_play else _opened(plan, n), "seed": n} for n in seeds)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
