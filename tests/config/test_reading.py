@@ -177,7 +177,7 @@ def test_what_is_not_where_a_setting_says_is_refused_by_the_names(
 def test_a_run_that_cannot_be_made_is_told_with_what_else_is_wrong(tmp_path: Path):
     """A file where a folder is needed, and a wrong name, in one message."""
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"unknown task 'arithmetik'.*; .*file is no folder; name another with --run"):
+    with pytest.raises(ConfigError, match=r"unknown task 'arithmetik'.*; .*file is no folder; choose a directory"):
         check_names("tiny", ["task=arithmetik"], run_dir=tmp_path / "file" / "run")
 
 

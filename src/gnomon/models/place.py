@@ -105,7 +105,7 @@ def is_prepared(folder: Path) -> bool:
         whole.
     """
     marker = folder / MARKER
-    if not marker.is_file():
+    if not os.path.isfile(marker):  # and False where it may not be looked at
         return False
     recorded: dict[str, Any] = json.loads(marker.read_text())
     sizes: dict[str, int] = recorded.get("files", {})

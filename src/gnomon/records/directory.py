@@ -137,10 +137,12 @@ class RunDirectory:
             RunDirectoryError: The message says what is in the way.
         """
         above = next(each for each in path.absolute().parents if os.path.lexists(each))
-        if not above.is_dir():
-            raise RunDirectoryError(f"{path} cannot be a run: {above} is no folder; name another with --run-dir")
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise RunDirectoryError(f"{path} cannot be a run: {above} may not be written; name another with --run-dir")
+        is_folder = os.path.isdir(above)
+        if not is_folder or not os.access(above, os.W_OK | os.X_OK):
+            raise RunDirectoryError(
+                f"{path} cannot be written: {'Permission denied' if is_folder else f'{above} is no folder'}; choose a "
+                "directory that you may write to with --run-dir DIR"
+            )
 
     @classmethod
     def named(cls, name: str, root: Path = Path("runs"), now: datetime.datetime | None = None) -> Self:
