@@ -437,9 +437,15 @@ TOGETHER = (
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_what_cannot_be_meant_together_is_refused_by_the_names_too(part: int, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_meant_together_is_refused_by_the_names_too(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Of any two settings that an experiment or a run refuses, the names refuse them, and no others."""
-    monkeypatch.chdir(NAMES.parents[3])
+    (tmp_path / "runs" / "first" / "rollouts").mkdir(parents=True)
+    (tmp_path / "examples").symlink_to(NAMES.parents[3] / "examples")
+    (tmp_path / "vllm.py").touch()  # stands in for an installed package, which is looked for and not imported
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     pairs = [pair for pair in combinations(TOGETHER, 2) if pair[0].partition("=")[0] != pair[1].partition("=")[0]]
     differ = []
     for pair in Random(part).sample(pairs, 60):
