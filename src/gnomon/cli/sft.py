@@ -11,6 +11,7 @@ mean negative log-likelihood of answer tokens. The run is one as any other: resu
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from gnomon.cli.arguments import cluster_overrides, finished, parser_of, restarting
 from gnomon.config.foreign_names import translated
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]
     cluster = cluster_overrides(parser, given.cluster)
     table = {"name": verb} if given.experiment is None else read(given.experiment)
-    check_names(table, [*given.overrides, *cluster], is_supervised=True, run_dir=given.run_dir)
+    check_names(table, [*given.overrides, *cluster], is_supervised=True, run_dir=given.run_dir or Path("runs", "run"))
     settings = [parse_override(each) for each in (*given.overrides, *cluster)]
     named = {key.partition(".")[0] for key, _ in translated(settings)[0]} | {*table}
     lacking = [key for key in ("model", "task") if key not in named]

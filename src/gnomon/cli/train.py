@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from gnomon.cli.arguments import cluster_overrides, finished, parser_of, restarting
 from gnomon.config.reading import check_names
@@ -14,7 +15,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
-    check_names(given.experiment, [*overrides, *cluster], run_dir=given.run_dir)
+    check_names(given.experiment, [*overrides, *cluster], run_dir=given.run_dir or Path("runs", "run"))
     if given.restarts:
         return restarting(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 

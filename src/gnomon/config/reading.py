@@ -211,7 +211,7 @@ def check_names(
         algorithms: Names of algorithms in place of the experiment's.
         is_supervised: Whether the answers of the dataset are trained on, whatever the experiment's algorithm.
         is_here: Whether it is to run on this machine.
-        run_dir: Where the run is to be written.
+        run_dir: Where a run is to be written; None writes none.
 
     Raises:
         ConfigError, ModelError, RunDirectoryError: The message has the nearest known name.
@@ -248,7 +248,8 @@ def check_names(
     with _noted(faults):
         _check_model(last, is_here)
     with _noted(faults):
-        RunDirectory.check_place(run_dir or Path("runs", "run"))
+        if run_dir is not None:
+            RunDirectory.check_place(run_dir)
     with _noted(faults):
         check_installed(needed_packages(flat(last)) if is_here else {})
     with _noted(faults):
@@ -460,6 +461,8 @@ _TRAINING = (
 def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = (), models: Sequence[str] = ()) -> None:
     """Refuse tasks that do not exist, and settings that do not, have another type, or are of training alone.
 
+    With ``models``, packages that are missing are refused too.
+
     Raises:
         ConfigError, DatasetError: The message has the setting, and what to do.
     """
@@ -474,8 +477,9 @@ def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = (), models
             raise ConfigError(f"{key} = {value!r} is of training, and changes nothing in an evaluation; leave it out")
         if key == "model":
             raise ConfigError(f"the model of an evaluation is its first argument: gnomon evaluate {value}")
-    asked = {"evaluation.tasks": [*tasks], "model": [*models]}
-    check_installed(needed_packages({**asked, **flat(dict(settings))}))
+    if models:
+        asked = {"evaluation.tasks": [*tasks], "model": [*models]}
+        check_installed(needed_packages({**asked, **flat(dict(settings))}))
 
 
 def _kinds(given: Sequence[tuple[str, Any]]) -> dict[str, str]:
