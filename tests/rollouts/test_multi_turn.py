@@ -501,6 +501,22 @@ def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(
     assert bad.grade.error.endswith(", 3 times")
 
 
+def test_a_process_whose_parent_ends_before_it_is_ready_is_started_again(
+    several: Callable[..., list[Rollout]], tmp_path: Path
+):
+    """Another conversation may end the common parent just then; here the first process that is made does it itself."""
+    path, marker = tmp_path / "mine.py", tmp_path / "marker"
+    path.write_text(
+        f"{MINE}\n\ndef end_both():\n    if not os.path.exists({str(marker)!r}):\n"
+        f"        open({str(marker)!r}, 'w').close()\n        os.kill(os.getppid(), signal.SIGKILL)\n"
+        "        os._exit(1)\n\n\nos.register_at_fork(after_in_child=end_both)\n"
+    )
+    (done,) = several(EnvironmentConfig(use=f"{path}:Scripted"), [task_of(["a", "bye"])])
+
+    assert marker.exists()
+    assert done.ending.by == "done"
+
+
 def test_guilty_conversations_cost_innocent_ones_nothing(several: Callable[..., list[Rollout]], mine: str):
     """Ten beside six that take memory, fork, write gigabytes, wait in C, close files or crash: each has its own end."""
     plan = EnvironmentConfig(use=mine, timeout_seconds=3, max_concurrent=16, memory_gib=1.0)

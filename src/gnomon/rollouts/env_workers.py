@@ -24,7 +24,7 @@ from gnomon.tasks.environment import EnvironmentConfig
 T = TypeVar("T")
 
 _TRIES = 3
-"""Processes that are asked what an environment offers, where what ends them is not the environment."""
+"""Processes that are started, or asked what an environment offers, where what ends them is not the environment."""
 _ALONE = 4
 """Environments at once whose processes have parents of their own."""
 
@@ -221,7 +221,12 @@ class EnvWorkers:
         try:
             if worker_pool is not None:
                 await worker_pool.open()
-            return await (worker_pool or self._worker_pool).fork()
+            pool = worker_pool or self._worker_pool
+            for _ in range(_TRIES - 1):
+                # Another conversation may end the parent of all between a fork and the first word of what was forked.
+                with contextlib.suppress(EOFError, ConnectionError):
+                    return await pool.fork()
+            return await pool.fork()
         except (OSError, EOFError, TimeoutError, RewardError) as error:
             raise EngineError(f"a process for the environment {self._plan.names} does not start: {error!r}") from error
 
