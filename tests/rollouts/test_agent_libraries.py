@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.random_model import RANDOM
 from tests.rollouts.test_agent import TEMPLATES, Parrot, played, say, spelled, task_of
 
 from gnomon.config.experiment import load
@@ -40,19 +41,16 @@ async def legible(prompt):
         ("smolagents", "by_smolagents", [CALL, LAST]),
     ],
 )
-def test_a_library_s_agent_calls_its_tool(
-    library: str, name: str, answers: Sequence[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_library_s_agent_calls_its_tool(library: str, name: str, answers: Sequence[str]):
     """Its first call's tool is called, and what was sampled is trained on.
 
     It is one conversation where the library sends back what was said, and a segment a turn where it writes calls anew.
     """
     pytest.importorskip(library)
     roomy = replace(TEMPLATES, tokenizer=replace(TEMPLATES.tokenizer, context_length=10_000))
-    monkeypatch.setattr("tests.rollouts.test_agent.TEMPLATES", roomy)
     use = f"{EXAMPLES / 'agent_libraries.py'}:{name}"
     plan = EnvironmentConfig(kind="agent", use=use, timeout_seconds=60.0, max_reply_tokens=20000)
-    [rollout] = played(plan, [task_of()], Parrot([say(answer) for answer in answers]))
+    [rollout] = played(plan, [task_of()], Parrot([say(answer) for answer in answers]), templates=roomy)
 
     assert (rollout.ending.by, rollout.ending.turns, rollout.ending.cause) == ("done", 2, None)
     sampled = [token for row in rollout.rows for token, chosen in zip(row.response, row.mask, strict=True) if chosen]
@@ -72,7 +70,7 @@ def test_a_library_s_agent_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "environment.max_turn_tokens=2", "environment.max_reply_tokens=50", "environment.use=mine.py:legible",
         'rewards=[{kind = "environment"}]',
     ]  # fmt: skip
-    train_experiment(load("tiny", options), tmp_path / "run")
+    train_experiment(load(RANDOM, options), tmp_path / "run")
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["rollout/reward_mean"] for row in metrics]
 
