@@ -1,6 +1,7 @@
 """One live line on a terminal, a plain line a step elsewhere."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -235,3 +236,18 @@ def test_a_stream_that_takes_nothing_more_ends_no_run(how: str, status: int):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == ((0, "done\n") if status == 0 else (1, ""))
+
+
+def test_a_terminal_that_goes_away_takes_nobody_s_standard_error_along():
+    """Live lines hold standard error; where their terminal is gone, what others print goes nowhere and fails nowhere."""
+    code = "import os, pty, sys\nours, theirs = pty.openpty()\nos.dup2(theirs, 2)\nos.close(theirs)\n"
+    code += (
+        "from gnomon.records.console import Console\nconsole = Console(steps=2)\nconsole.step(1, {})\nos.close(ours)\n"
+    )
+    code += "console.say('one')\nconsole.step(2, {})\nprint('two', file=sys.stderr, flush=True)\nprint('done')"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, env=os.environ | {"TERM": "xterm"}
+    )
+
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -199,8 +199,10 @@ class Console:
 
     def _lose(self) -> None:
         """Go on without the stream: a full disk, a lost terminal, or a closed stream; the records have everything."""
+        with suppress(OSError, ValueError):
+            self.close()  # gives standard error back, which live lines had taken
         lost, self._stream = self._stream, open(os.devnull, "w")  # noqa: SIM115
-        self._is_live, self._live = False, None
+        self._live = None
         if sys.stderr is lost:  # Others print there as well, and at its exit Python would try again what is left in it.
             sys.stderr = self._stream
 
