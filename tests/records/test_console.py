@@ -239,7 +239,7 @@ def test_a_stream_that_takes_nothing_more_ends_no_run(how: str, status: int):
 
 
 def test_a_terminal_that_goes_away_takes_nobody_s_standard_error_along():
-    """Live lines hold standard error; where their terminal is gone, what others print goes nowhere and fails nowhere."""
+    """Live lines hold standard error; with their terminal gone, what others print goes nowhere and fails nowhere."""
     code = "import os, pty, sys\nours, theirs = pty.openpty()\nos.dup2(theirs, 2)\nos.close(theirs)\n"
     code += (
         "from gnomon.records.console import Console\nconsole = Console(steps=2)\nconsole.step(1, {})\nos.close(ours)\n"

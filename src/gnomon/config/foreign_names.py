@@ -6,18 +6,17 @@ composition of an algorithm (clips, KL, aggregation) are translated by `gnomon.a
 they become.
 """
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import packaged_toml
 
 Pairs = Mapping[str, Any]
-_TABLE = tomllib.loads((files("gnomon.config") / "foreign_names.toml").read_text(encoding="utf-8"))
+_TABLE = packaged_toml("gnomon.config", "foreign_names.toml")
 _NOTHING = (None, "None", "none", "null", "")
 DEFERRED = ("prompts_per_step", "warmup_ratio", "ppo_mini_batch_size")
 """Names whose value depends on the algorithm or on other settings: kept until those are known."""

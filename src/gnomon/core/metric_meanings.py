@@ -1,11 +1,11 @@
 """What each metric of a step means: the table behind the site's page and `StepMetrics.meaning`."""
 
 import re
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 
-MEANINGS: Mapping[str, str] = tomllib.loads((files("gnomon.core") / "metric_meanings.toml").read_text(encoding="utf-8"))
+from gnomon.core.tables import packaged_toml
+
+MEANINGS: Mapping[str, str] = packaged_toml("gnomon.core", "metric_meanings.toml")
 """The meaning of each metric by its name, in the order of a step; capitals stand for a name that a run gives."""
 
 _CAPITALS = re.compile(r"[A-Z]+")

@@ -6,6 +6,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -41,8 +42,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
+@cache
 def packaged_toml(package: str, name: str) -> dict[str, Any]:
-    """Return the table of a TOML file that lies beside the modules of ``package``."""
+    """Return the table of a TOML file that lies beside the modules of ``package``: one for all callers, to be read."""
     return tomllib.loads((files(package) / name).read_text(encoding="utf-8"))
 
 
@@ -92,9 +94,12 @@ def settled(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     hints, known = typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
     made: dict[str, Any] = {}
     for name, value in given.items():
-        is_default = value is known[name].default or (value == {} and known[name].default_factory is dict)
-        made[name] = value if is_default else checked(hints[name], value, name)
+        made[name] = value if _is_default(known[name], value) else checked(hints[name], value, name)
     return made
+
+
+def _is_default(known: "dataclasses.Field[Any]", value: Any) -> bool:
+    return value is known.default or (value == {} and known.default_factory is dict)
 
 
 def check_types(section: Any, path: str) -> None:
@@ -106,7 +111,7 @@ def check_types(section: Any, path: str) -> None:
     hints = typing.get_type_hints(type(section), include_extras=True)
     for f in dataclasses.fields(section):
         value = getattr(section, f.name)
-        if value is not f.default and (value != {} or f.default_factory is not dict):
+        if not _is_default(f, value):
             checked(hints[f.name], value, f"{path}.{f.name}")
         if dataclasses.is_dataclass(value):
             check_types(value, f"{path}.{f.name}")

@@ -1,13 +1,11 @@
 """The interface of rules, and the alarms that rules return."""
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from string import Formatter, Template
 from typing import Any, ClassVar, Protocol
 
+from gnomon.core.tables import packaged_toml
 from gnomon.core.types import Group, Rollout
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import Severity
@@ -63,9 +61,8 @@ class _Words(Formatter):
         return percent(value) if format_spec == "%" else str(super().format_field(value, format_spec))
 
 
-@cache
 def _remedies() -> dict[str, Any]:
-    return tomllib.loads((files("gnomon.diagnosis") / "remedies.toml").read_text(encoding="utf-8"))
+    return packaged_toml("gnomon.diagnosis", "remedies.toml")
 
 
 def alarm(
