@@ -163,7 +163,7 @@ class ClaimFolder:
             measured=MeasuredValues.of_row(_rounded(measured.as_row())),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             machine=machine(),
-            versions={"python": platform.python_version()} | installed(PACKAGES[:6]),
+            versions={"python": platform.python_version(), **installed(PACKAGES[:6])},
             seconds=round(time.perf_counter() - began, 1),
             cpu_minutes=_cost(measured.cpu_seconds, time.process_time() - spent, earlier),
             remarks=earlier.remarks if earlier else None,

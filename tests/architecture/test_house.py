@@ -165,6 +165,21 @@ def test_annotations_are_real():
     none_of(found, "remove the import; quote the one annotation that needs it")
 
 
+def test_nothing_that_a_cache_hands_out_can_be_changed():
+    """One caller's change would be every later caller's value; mypy refuses to change a Mapping or a Sequence."""
+    none_of(
+        [
+            f"{spot(path, function.lineno)} {function.name} -> {ast.unparse(function.returns)}"
+            for path in SOURCES
+            for function in functions(parse(path))
+            if function.returns is not None
+            and any(re.search(r"\b(lru_)?cache\b", ast.unparse(each)) for each in function.decorator_list)
+            and re.match(r"(dict|list|set|bytearray)\b", ast.unparse(function.returns))
+        ],
+        "say Mapping, Sequence, frozenset or tuple; a caller who must change it takes a copy",
+    )
+
+
 def test_every_room_is_a_package():
     """Each folder of src has an `__init__.py`; import contracts and the wheel would not see it otherwise."""
     folders = sorted({path.parent for path in SOURCES})

@@ -53,6 +53,8 @@ def test_a_cluster_is_named_to_whoever_plans_as_to_whoever_trains(verb: str, cap
     with pytest.raises(SystemExit, match="2"):
         main([verb, "tiny", "--cluster", ""])
     assert "--cluster needs a place: ray, auto," in capsys.readouterr().err
+    assert main([verb, "tiny", "steps=-1"]) == 2, "an option of one call is none of the next"
+    assert "cluster" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("word", "meant"), [("rya", "ray"), ("Ray", "ray"), ("uato", "auto"), ("nnoe", "none")])

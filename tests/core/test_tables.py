@@ -20,7 +20,7 @@ from gnomon.core.sections import (
     RecordConfig,
     SamplingConfig,
 )
-from gnomon.core.tables import build, parse_toml, set_path, to_table
+from gnomon.core.tables import build, packaged_toml, parse_toml, set_path, to_table
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.models.lora import LoraConfig
 from gnomon.rewards.sandbox.base import SandboxLimits
@@ -187,3 +187,13 @@ def test_pieces_name_the_setting_that_is_wrong_and_no_other(piece: type, setting
     """Of ten settings with one that is wrong, a message shows one."""
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         piece(**settings)
+
+
+def test_a_packaged_table_is_each_callers_own():
+    """What one caller writes into it, deep down too, no other caller reads."""
+    first = packaged_toml("gnomon.cli", "arguments.toml")
+    first["plan"]["arguments"]["overrides"]["default"].append("steps=1")
+    first["none"] = {}
+    again = packaged_toml("gnomon.cli", "arguments.toml")
+    assert again["plan"]["arguments"]["overrides"]["default"] == []
+    assert "none" not in again

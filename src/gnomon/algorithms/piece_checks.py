@@ -3,6 +3,7 @@
 import functools
 import math
 import types
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -89,7 +90,7 @@ def _check(path: str, piece: Any, allowed: tuple[Any, ...]) -> None:
 
 
 @functools.cache
-def _places(cls: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
+def _places(cls: type) -> Mapping[str, tuple[tuple[Any, ...], bool]]:
     """Return the kinds that each place of a class takes and whether it is a list, for places that take pieces."""
     found, hints = {}, get_type_hints(cls)
     for name in (f.name for f in fields(cls)):
@@ -104,7 +105,7 @@ def _places(cls: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
 
 
 @functools.cache
-def _values(cls: type) -> dict[str, Any]:
+def _values(cls: type) -> Mapping[str, Any]:
     """Return the type of each field of a class that takes no piece."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init and f.name not in _places(cls)}

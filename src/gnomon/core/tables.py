@@ -6,6 +6,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -42,9 +43,13 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
-@cache
 def packaged_toml(package: str, name: str) -> dict[str, Any]:
-    """Return the table of a TOML file that lies beside the modules of ``package``: one for all callers, to be read."""
+    """Return the table of a TOML file that lies beside the modules of ``package``: each caller's own, read once."""
+    return dict(deepcopy(_packaged(package, name)))
+
+
+@cache
+def _packaged(package: str, name: str) -> Mapping[str, Any]:
     return tomllib.loads((files(package) / name).read_text(encoding="utf-8"))
 
 

@@ -95,7 +95,7 @@ def run_card(
     level = reproducibility or PROMISES["exact" if device == "cpu" else "lossless"]
     return Card(
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version()} | installed(PACKAGES),
+        versions={"python": platform.python_version(), **installed(PACKAGES)},
         platform=platform.platform(terse=True),
         cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
@@ -207,7 +207,7 @@ def _first(path: Path) -> dict[str, Any] | None:
 
 
 @functools.cache
-def installed(packages: tuple[str, ...]) -> dict[str, str]:
+def installed(packages: tuple[str, ...]) -> Mapping[str, str]:
     """Return the version of each package that is installed."""
     found: dict[str, str] = {}
     for package in packages:
@@ -238,7 +238,7 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _own_commit() -> dict[str, Any] | None:
+def _own_commit() -> Mapping[str, Any] | None:
     # An installed copy may lie untracked in another repository: that commit says nothing about it.
     source = Path(__file__).resolve()
     tracked = _git(source.parent, "ls-files", "--error-unmatch", source.name)
