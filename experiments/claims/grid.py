@@ -2,15 +2,18 @@
 
 What is decided by a rule before anything is run: the tasks (of a list, the first that leave room for the untrained
 model), each algorithm's learning rate in each setting (of three, on seeds of its own), the seeds, and the budget. Every
-run is a `gnomon train` process whose folder stays; the same command does what is left, cell by cell.
+run is a `gnomon train` process; the same command does what is left, cell by cell. Of each run that has ended one line
+stays beside the page, NAME.jsonl, from which alone the page is written: a grid that takes days goes on in any clone.
 """
 
 import argparse
+import hashlib
+import json
 import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,6 @@ from gnomon.analysis.compare.records import read_trained
 from gnomon.analysis.compare.run import ComparisonJob, RunLimit, cores, run_jobs
 from gnomon.analysis.compare.statistics import contrast, mean_over
 from gnomon.analysis.plan import make_plan
-from gnomon.config.experiment import to_toml
 from gnomon.config.reading import read
 from gnomon.core.atomic_files import real_path, remove_tree, write_durably, write_json
 from gnomon.core.errors import ConfigError, GnomonError, RunError, Stopped, UserError, unknown
@@ -30,11 +32,12 @@ from gnomon.core.svg import Series, chart, write_svg
 from gnomon.models.size import model_size
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
+from gnomon.records.jsonl import JsonLines, read_rows
 from gnomon.records.reading import RunRecord, column
 from gnomon.training.api import checked, is_finished
 from gnomon.training.resolve import resolve
 
-BEGIN, END = "<!-- begin: written by the command -->", "<!-- end: written by the command -->"
+BEGIN, END = "<!-- begin: {}, written by the command -->", "<!-- end: {} -->"
 MORE = (("majority", 3), ("passed", 3), ("wasted", 3), ("seconds", 0))
 
 
@@ -52,6 +55,94 @@ class GridRun:
     def name(self) -> str:
         """The run in words, unique in its grid."""
         return f"{self.cell}, {self.arm}, {self.task}, {self.rate:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """What stays of a run that has ended.
+
+    Attributes:
+        name: `GridRun.name`, or "untrained, TASK".
+        asked: Digest of the experiment and the settings that were asked for.
+        code: Commit of gnomon, with "+" where files differed from it.
+        cpu: What the processor calls itself.
+        points: Of each evaluation: tokens generated until then, seconds, steps, held-out score.
+        scores: Prompt to mean score of the last evaluation.
+        majority, passed: At the largest k of the last evaluation.
+        wasted: Mean share of a step's tokens that had no gradient.
+        seconds: Of all steps, by the clock.
+        cpu_seconds: Of all processes of the run.
+    """
+
+    name: str
+    asked: str
+    code: str
+    cpu: str
+    points: Sequence[Sequence[float]]
+    scores: Mapping[str, float]
+    majority: float | None
+    passed: float | None
+    wasted: float | None
+    seconds: float
+    cpu_seconds: float | None
+
+    @classmethod
+    def of(cls, job: ComparisonJob) -> "KeptRun":
+        """Return what stays of a finished run."""
+        trained, record = read_trained(job.name, 0, job.folder), RunRecord(job.folder)
+        rows, end, card = record.metrics(), record.evaluations()[-1], record.card()
+        wasted = [value for _, value in column(rows, "tokens/wasted_fraction")]
+        code = (card.get("code") or {}).get("gnomon") or {}
+        return cls(
+            name=job.name,
+            asked=digest(job),
+            code=str(code.get("commit", "unknown"))[:8] + "+" * bool(code.get("dirty")),
+            cpu=str(card.get("cpu", "unknown")),
+            points=[(point.tokens, round(point.seconds, 1), point.steps, point.score) for point in trained.points],
+            scores=trained.scores,
+            majority=_of_most(end["maj_at"]),
+            passed=_of_most(end["pass_at"]),
+            wasted=statistics.fmean(wasted) if wasted else None,
+            seconds=round(sum(value for _, value in column(rows, "time/step_seconds")), 1),
+            cpu_seconds=job.cpu_seconds(),
+        )
+
+
+@dataclass
+class KeptRuns:
+    """The runs of a grid that have ended, a line each in a file, and the folder in which runs are made.
+
+    Attributes:
+        path: The file; it need not exist.
+        folder: Of runs under way.
+    """
+
+    path: Path
+    folder: Path
+    _runs: dict[str, KeptRun] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in read_rows(self.path):
+            self._runs[row["name"]] = KeptRun(**row)
+
+    def of(self, job: ComparisonJob) -> KeptRun | None:
+        """Return what stays of a job's run; None if it has not ended or something else was asked of it."""
+        found = self._runs.get(job.name)
+        return found if found and found.asked == digest(job) else None
+
+    def add(self, job: ComparisonJob) -> None:
+        """Keep a run that has just ended: its line, its records in the folder, none of its checkpoints (gigabytes)."""
+        kept = self._runs[job.name] = KeptRun.of(job)
+        lines = JsonLines(self.path, is_synced=True)
+        lines.append(asdict(kept))
+        lines.close()
+        remove_tree(RunDirectory(job.folder).checkpoints, ".removed-checkpoints")
+
+
+def digest(job: ComparisonJob) -> str:
+    """Return what tells apart two jobs that ask for different things: whatever a later gnomon adds is no part of it."""
+    asked = json.dumps([job.table, job.overrides], sort_keys=True)
+    return hashlib.sha256(asked.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -121,21 +212,23 @@ class Grid:
         said = (*self.tasks[task], "algorithm=grpo", "steps=1", "evaluation.before=true", "seed=0")
         return ComparisonJob(name, self.table, said, folder / "runs" / name.replace(", ", "-"))
 
-    def chosen_tasks(self, folder: Path) -> list[str]:
+    def chosen_tasks(self, kept: KeptRuns) -> list[str]:
         """Return the first tasks, in the order of the list, on which the untrained model has room.
 
         Raises:
             RunError: There is none.
         """
-        scores = {task: self._score_before(task, folder) for task in self.tasks}
+        scores = {task: self._score_before(task, kept) for task in self.tasks}
         found = [task for task, score in scores.items() if self.room[0] <= score <= self.room[1]]
         if not found:
             raise RunError(f"{self.title}: no task leaves room within {self.room} for the untrained model: {scores}")
         return found[: self.most_tasks]
 
-    def _score_before(self, task: str, folder: Path) -> float:
-        row = RunRecord(self.baseline(task, folder).folder).evaluations()[0]
-        return float(row["scores"]["reward"]["mean"])
+    def _score_before(self, task: str, kept: KeptRuns) -> float:
+        run = kept.of(self.baseline(task, kept.folder))
+        if run is None:
+            raise RunError(f"{self.title}: the untrained model has not been asked about {task}; run the grid first")
+        return run.points[0][-1]
 
     def pilot_runs(self, cell: str, tasks: Sequence[str]) -> list[GridRun]:
         """Return the runs on which a cell's learning rates are chosen."""
@@ -153,34 +246,25 @@ class Grid:
             GridRun(arm, cell, task, rates[arm], seed) for seed in self.seeds for arm in self.arms for task in tasks
         ]
 
-    def chosen_rates(self, cell: str, tasks: Sequence[str], folder: Path) -> dict[str, float]:
+    def chosen_rates(self, cell: str, tasks: Sequence[str], kept: KeptRuns) -> dict[str, float]:
         """Return each arm's rate by `best_rate`, of held-out scores over pilot seeds and tasks.
 
         A run that failed has the score 0: a rate at which an algorithm breaks is not its best.
         """
         by_arm: dict[str, dict[float, list[float]]] = {arm: {rate: [] for rate in self.rates} for arm in self.arms}
         for run in self.pilot_runs(cell, tasks):
-            scores = self._scores(run, folder)
-            by_arm[run.arm][run.rate].append(statistics.fmean(scores.values()) if scores else 0.0)
+            ended = kept.of(self.job(run, kept.folder))
+            by_arm[run.arm][run.rate].append(statistics.fmean(ended.scores.values()) if ended else 0.0)
         return {arm: best_rate(rates) for arm, rates in by_arm.items()}
 
-    def _scores(self, run: GridRun, folder: Path) -> Mapping[str, float]:
-        job = self.job(run, folder)
-        if not _is_done(job):
-            return {}
-        return read_trained(run.arm, run.seed, job.folder).scores
-
-    def costs(self, folder: Path, console: Console) -> Iterator[str]:
+    def costs(self, kept: KeptRuns, console: Console) -> Iterator[str]:
         """Yield what each cell costs, in words: measured on runs that are there, else as `gnomon plan` estimates."""
         for cell in self.cells:
             count = len(self.arms) * min(self.most_tasks, len(self.tasks))
             pilots, runs = count * len(self.rates) * len(self.pilots), count * len(self.seeds)
-            spent = [
-                seconds
-                for run in self.pilot_runs(cell, list(self.tasks))
-                if (seconds := self.job(run, folder).cpu_seconds()) is not None
-            ]
-            each = statistics.fmean(spent) if spent else self._planned(cell, folder, console)
+            ended = [kept.of(self.job(run, kept.folder)) for run in self.pilot_runs(cell, list(self.tasks))]
+            spent = [run.cpu_seconds for run in ended if run and run.cpu_seconds is not None]
+            each = statistics.fmean(spent) if spent else self._planned(cell, kept.folder, console)
             how = f"as {len(spent)} runs took" if spent else "by gnomon plan, if all answers take their whole budget"
             yield (
                 f"{cell}: {pilots} runs for rates and {runs} that count, {each / 60:.1f} CPU minutes each ({how}), "
@@ -195,39 +279,42 @@ class Grid:
         answer = resolved.experiment.sampling.max_completion_length
         return plan.step_seconds * math.ceil(self.tokens / (plan.rollouts_per_step * answer))
 
-    def conduct(self, folder: Path, cells: Sequence[str], workers: int, console: Console) -> None:
+    def conduct(self, kept: KeptRuns, cells: Sequence[str], workers: int, console: Console) -> None:
         """Run what is missing, cell by cell; runs that fail are left out and said."""
-        self._train([self.baseline(task, folder) for task in self.tasks], workers, console)
-        tasks = self.chosen_tasks(folder)
+        self._train([self.baseline(task, kept.folder) for task in self.tasks], kept, workers, console)
+        tasks = self.chosen_tasks(kept)
         console.say(f"tasks with room for the untrained model: {', '.join(tasks)}")
         for cell in cells:
-            self._train([self.job(run, folder) for run in self.pilot_runs(cell, tasks)], workers, console)
-            rates = self.chosen_rates(cell, tasks, folder)
+            self._train([self.job(run, kept.folder) for run in self.pilot_runs(cell, tasks)], kept, workers, console)
+            rates = self.chosen_rates(cell, tasks, kept)
             console.say(f"{cell}: " + ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items()))
-            self._train([self.job(run, folder) for run in self.runs(cell, tasks, rates)], workers, console)
+            self._train([self.job(run, kept.folder) for run in self.runs(cell, tasks, rates)], kept, workers, console)
 
-    def _train(self, jobs: Sequence[ComparisonJob], workers: int, console: Console) -> None:
-        left = [job for job in jobs if not _is_done(job)]
+    def _train(self, jobs: Sequence[ComparisonJob], kept: KeptRuns, workers: int, console: Console) -> None:
+        for job in jobs:
+            if kept.of(job) is None and is_finished(job.folder, job.experiment()):
+                kept.add(job)
+        left = [job for job in jobs if kept.of(job) is None]
         try:
-            run_jobs(left, workers, console, _done) if left else None
+            run_jobs(left, workers, console, kept.add) if left else None
         except Stopped:
             raise
         except RunError as error:
             console.warn(f"some runs failed, and the others count: {error}")
 
-    def measured(self, folder: Path) -> dict[str, Any]:
+    def measured(self, kept: KeptRuns) -> dict[str, Any]:
         """Return rows and pairs of the cells that have runs, as JSON; Holm's correction is over all pairs together."""
-        tasks = self.chosen_tasks(folder)
+        tasks = self.chosen_tasks(kept)
         rows: list[GridScore] = []
-        found = []
+        found, used = [], []
         for cell in self.cells:
-            rates = self.chosen_rates(cell, tasks, folder)
-            tables = {arm: self._table(cell, arm, rates[arm], tasks, folder) for arm in self.arms}
-            rows += [
-                self._row(cell, arm, rates[arm], list(table), np.array([*table.values()]), tasks, folder)
-                for arm, table in tables.items()
-                if table
-            ]
+            rates = self.chosen_rates(cell, tasks, kept)
+            ended = {arm: self._ended(cell, arm, rates[arm], tasks, kept) for arm in self.arms}
+            tables = {arm: {seed: _prompts(runs) for seed, runs in by_seed.items()} for arm, by_seed in ended.items()}
+            for arm, by_seed in ended.items():
+                runs = [run for of_tasks in by_seed.values() for run in of_tasks]
+                rows += [_row(cell, arm, rates[arm], tables[arm], runs)] if runs else []
+                used += runs
             for first, second in combinations([arm for arm in tables if tables[arm]], 2):
                 shared = sorted(tables[first].keys() & tables[second].keys())
                 if shared:
@@ -238,46 +325,32 @@ class Grid:
             {"cell": cell, "first": first, "second": second, **asdict(pair), "corrected": p}
             for (cell, first, second, pair), p in zip(found, corrected, strict=True)
         ]
-        return {"title": self.title, "tasks": tasks, "rows": [asdict(row) for row in rows], "pairs": pairs}
+        made = {"code": sorted({run.code for run in used}), "processors": sorted({run.cpu for run in used})}
+        return {"title": self.title, "tasks": tasks, **made, "rows": [asdict(row) for row in rows], "pairs": pairs}
 
-    def _table(self, cell: str, arm: str, rate: float, tasks: Sequence[str], folder: Path) -> dict[int, list[float]]:
-        """Return of each seed that is there on every task the scores of all prompts, task by task."""
+    def _ended(
+        self, cell: str, arm: str, rate: float, tasks: Sequence[str], kept: KeptRuns
+    ) -> dict[int, list[KeptRun]]:
+        """Return the runs of each seed that has ended on every task, task by task."""
         found = {}
         for seed in self.seeds:
-            each = [self._scores(GridRun(arm, cell, task, rate, seed), folder) for task in tasks]
-            if all(each):
-                found[seed] = [scores[prompt] for scores in each for prompt in sorted(scores)]
+            each = [kept.of(self.job(GridRun(arm, cell, task, rate, seed), kept.folder)) for task in tasks]
+            runs = [run for run in each if run is not None]
+            if len(runs) == len(tasks):
+                found[seed] = runs
         return found
 
-    def _row(
-        self, cell: str, arm: str, rate: float, seeds: Sequence[int], table: Any, tasks: Sequence[str], folder: Path
-    ) -> GridScore:
-        interval = mean_over(table)
-        jobs = [self.job(GridRun(arm, cell, task, rate, seed), folder) for seed in seeds for task in tasks]
-        records = [RunRecord(job.folder) for job in jobs]
-        ends = [record.evaluations()[-1] for record in records]
-        metrics = [record.metrics() for record in records]
-        more = {
-            "majority": [_of_most(row["maj_at"]) for row in ends if row["maj_at"]],
-            "passed": [_of_most(row["pass_at"]) for row in ends if row["pass_at"]],
-            "wasted": [value for rows in metrics for _, value in column(rows, "tokens/wasted_fraction")],
-            "seconds": [sum(value for _, value in column(rows, "time/step_seconds")) for rows in metrics],
-        }
-        means = {name: statistics.fmean(values) if values else None for name, values in more.items()}
-        return GridScore(cell, arm, rate, len(seeds), float(table.mean()), interval.low, interval.high, **means)
+
+def _prompts(runs: Sequence[KeptRun]) -> list[float]:
+    return [run.scores[prompt] for run in runs for prompt in sorted(run.scores)]
 
 
-def _done(job: ComparisonJob) -> None:
-    """Keep the records of a run that has ended, and none of its checkpoints (gigabytes), which nothing reads again."""
-    write_durably(job.file_with(".done"), to_toml(job.experiment()).encode())
-    remove_tree(RunDirectory(job.folder).checkpoints, ".removed-checkpoints")
-
-
-def _is_done(job: ComparisonJob) -> bool:
-    """Whether this experiment's run has ended: its mark says so, or its last checkpoint."""
-    mark, experiment = job.file_with(".done"), job.experiment()
-    ended = mark.exists() and mark.read_text(encoding="utf-8") == to_toml(experiment)
-    return ended or is_finished(job.folder, experiment)
+def _row(cell: str, arm: str, rate: float, table: Mapping[int, Sequence[float]], runs: Sequence[KeptRun]) -> GridScore:
+    scores = np.array([*table.values()])
+    interval = mean_over(scores)
+    more = {name: [value for run in runs if (value := getattr(run, name)) is not None] for name, _ in MORE}
+    means = {name: statistics.fmean(values) if values else None for name, values in more.items()}
+    return GridScore(cell, arm, rate, len(table), float(scores.mean()), interval.low, interval.high, **means)
 
 
 def best_rate(by_rate: Mapping[float, Sequence[float]]) -> float:
@@ -289,15 +362,15 @@ def best_rate(by_rate: Mapping[float, Sequence[float]]) -> float:
     return min(by_rate, key=lambda rate: (-round(statistics.fmean(by_rate[rate]), 9), rate))
 
 
-def _of_most(by_k: Mapping[str, float]) -> float:
-    """Return the value at the largest k."""
-    return by_k[max(by_k, key=int)]
+def _of_most(by_k: Mapping[str, float]) -> float | None:
+    """Return the value at the largest k, None where there is none."""
+    return by_k[max(by_k, key=int)] if by_k else None
 
 
 def in_markdown(found: Mapping[str, Any]) -> str:
     """Return the table of scores, and the pairs that differ beyond noise."""
     lines = [
-        f"Tasks: {', '.join(found['tasks'])}.",
+        " ".join(f"{name.capitalize()}: {', '.join(found[name])}." for name in ("tasks", "code", "processors")),
         "",
         "| setting | algorithm | rate | seeds | avg@k | 95% interval | maj@k | pass@k | tokens wasted | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -330,13 +403,14 @@ def figure(found: Mapping[str, Any]) -> str:
 
 
 def write(found: Mapping[str, Any], home: Path, name: str) -> None:
-    """Write numbers and figure beside the page, and its table between the marks of the page."""
+    """Write numbers and figure beside the page, and the grid's table between its marks of the page, else at its end."""
     write_json(home / f"{name}.json", found)
     write_svg(home / f"{name}.svg", figure(found))
-    page = home / "README.md"
-    before, mark, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    shown = f"{before}{mark}\n\n{in_markdown(found)}\n\n![{found['title']}]({name}.svg)\n\n{end}{after}"
+    page, begin, end = home / "README.md", BEGIN.format(name), END.format(name)
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    before = before if rest else before.rstrip("\n") + "\n\n"
+    shown = f"{before}{begin}\n\n{in_markdown(found)}\n\n![{found['title']}]({name}.svg)\n\n{end}{after or chr(10)}"
     write_durably(page, shown.encode(), is_synced=False)
 
 
@@ -372,11 +446,12 @@ def _conduct(grids: Mapping[str, Grid], home: Path, arguments: Sequence[str] | N
     for cell in cells:
         if cell not in grid.cells:
             raise ConfigError(unknown("setting", cell, grid.cells))
+    kept = KeptRuns(home / f"{given.grid}.jsonl", folder)
     with Console() as console:
         if not given.write:
-            for said in grid.costs(folder, console):
+            for said in grid.costs(kept, console):
                 console.say(said)
             if given.cost:
                 return
-            grid.conduct(folder, cells, given.workers, console)
-        write(grid.measured(folder), home, given.grid)
+            grid.conduct(kept, cells, given.workers, console)
+        write(grid.measured(kept), home, given.grid)

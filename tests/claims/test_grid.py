@@ -26,6 +26,8 @@ SMALL = Grid(
 FOUND: dict[str, Any] = {
     "title": "Two losses",
     "tasks": ["sums"],
+    "code": ["0123abcd"],
+    "processors": ["A processor"],
     "rows": [
         {"cell": cell, "arm": arm, "rate": 1e-5, "seeds": 2, "score": score, "low": 0.1, "high": 0.9, "majority": None,
          "passed": 0.5, "wasted": 0.25, "seconds": 61.0}
@@ -72,18 +74,27 @@ def test_rates_are_chosen_on_other_seeds():
 
 
 def test_the_page_is_written_between_its_marks(tmp_path: Path):
-    """What stands before and after stays; a pair that Holm's correction leaves is listed, the other is not."""
-    (tmp_path / "README.md").write_text(f"# Page\n\n{BEGIN}\nbefore\n{END}\n\nEnd.\n")
+    """What is around them stays, another grid's table too; a pair that Holm's correction leaves is listed, no other."""
+    begin, end = BEGIN.format("two"), END.format("two")
+    (tmp_path / "README.md").write_text(f"# Page\n\n{begin}\nbefore\n{end}\n\nEnd.\n")
     write(FOUND, tmp_path, "two")
     said = (tmp_path / "README.md").read_text()
 
-    assert said.startswith(f"# Page\n\n{BEGIN}\n\nTasks: sums.")
-    assert said.endswith(f"![Two losses](two.svg)\n\n{END}\n\nEnd.\n")
+    assert said.startswith(f"# Page\n\n{begin}\n\nTasks: sums. Code: 0123abcd. Processors: A processor.")
+    assert said.endswith(f"![Two losses](two.svg)\n\n{end}\n\nEnd.\n")
     assert "| stale | spo | 1e-05 | 2 | 0.750 | [0.100, 0.900] | - | 0.500 | 0.250 | 61 |" in said
     assert "1 of 2 pairs differ" in in_markdown(FOUND)
     assert "- synchronous: spo less grpo is +0.500 [0.100, 0.900] (p = 0.010)" in said
     assert "1 synchronous; 2 stale" in figure(FOUND)
     assert (tmp_path / "two.svg").read_text().startswith("<svg")
+
+    write(FOUND, tmp_path, "three")
+    both = (tmp_path / "README.md").read_text()
+    assert both.startswith(said.rstrip("\n"))
+    assert both.count("| stale | spo |") == 2
+    write(FOUND, tmp_path, "two")
+    write(FOUND, tmp_path, "three")
+    assert (tmp_path / "README.md").read_text() == both
 
 
 @pytest.mark.parametrize("arguments", [["los"], ["small", "--cells", "stale"]])
@@ -98,9 +109,10 @@ def test_unknown_names_are_refused(arguments: list[str], tmp_path: Path, capsys:
 def test_a_grid_runs_to_its_page_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Baseline, rates, and runs that count on tiny; the same command trains nothing again and writes the same page.
 
-    Of a run that has ended its records stay, and none of its checkpoints.
+    Of a run that has ended its line and its records stay, and none of its checkpoints. The lines alone make the page,
+    with no run there, and a run whose line is of other settings is made again.
     """
-    (tmp_path / "README.md").write_text(f"{BEGIN}{END}\n")
+    (tmp_path / "README.md").write_text("# Page\n")
     arguments = ["small", "--work", str(tmp_path / "work"), "--workers", "2"]
     assert main({"small": SMALL}, tmp_path, [*arguments, "--cost"]) == 0
     assert "synchronous: 4 runs for rates and 4 that count" in " ".join(capsys.readouterr().err.split())
@@ -111,7 +123,8 @@ def test_a_grid_runs_to_its_page_and_goes_on(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
 
     assert len(written) == 9
-    assert len([*(tmp_path / "work").rglob("*.done")]) == 9
+    lines = (tmp_path / "small.jsonl").read_text().splitlines()
+    assert len(lines) == 9
     assert not [*(tmp_path / "work").rglob("*.safetensors")]
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert (tmp_path / "README.md").read_text() == page
@@ -119,3 +132,12 @@ def test_a_grid_runs_to_its_page_and_goes_on(tmp_path: Path, capsys: pytest.Capt
     assert page.count("| synchronous |") == 2
     assert main({"small": SMALL}, tmp_path, [*arguments, "--cost"]) == 0
     assert "as 4 runs took" in " ".join(capsys.readouterr().err.split())
+
+    elsewhere = ["small", "--work", str(tmp_path / "elsewhere"), "--write"]
+    assert main({"small": SMALL}, tmp_path, elsewhere) == 0
+    assert (tmp_path / "README.md").read_text() == page
+    (tmp_path / "small.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1].replace('"asked": "', '"asked": "0'))
+    assert main({"small": SMALL}, tmp_path, elsewhere) == 0
+    assert "| 1 |" in (tmp_path / "README.md").read_text()
+    assert main({"small": SMALL}, tmp_path, [*elsewhere[:-1], "--workers", "1"]) == 0
+    assert len([*(tmp_path / "elsewhere").rglob("metrics.jsonl")]) == 1
