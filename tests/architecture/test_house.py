@@ -153,6 +153,22 @@ def test_docstrings_name_arguments_and_errors_in_sections():
     none_of(found, "write Google's sections: `Args:`, `Raises:`, and a line for each")
 
 
+def test_no_sentence_of_a_docstring_breaks_into_a_deeper_line():
+    """A formatter once left single words on lines of their own, four columns deeper, within forty sentences."""
+    offenders = []
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (ast.get_docstring(node) or "").splitlines()
+                depths = [len(line) - len(line.lstrip()) if line.strip() else -1 for line in lines]
+                offenders += [
+                    f"{spot(path, getattr(node, 'lineno', 1))} {line.strip()}"
+                    for number, line in enumerate(lines)
+                    if depths[number - 1 : number + 2] == [0, 4, 0] and not re.search(r":$|^\S+: ", lines[number - 1])
+                ]
+    none_of(offenders, "fill the paragraph again")
+
+
 def test_annotations_are_real():
     """`from __future__ import annotations` is not used: annotations are read at run time."""
     found = [

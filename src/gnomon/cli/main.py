@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 done; 1 the run failed; 2 the input is wrong; 74 the disk is full; 130 interrupted; 143 stopped by SIGTERM
-            after
-        saving a checkpoint.
+        after saving a checkpoint.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:

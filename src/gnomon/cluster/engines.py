@@ -85,8 +85,7 @@ class EngineActor:
     """Holds one engine. Errors of the engine become replies instead of exceptions.
 
     The actor fetches new weights while the engine decodes. The engine exchanges its weights between two tokens, once
-        all
-    new tensors are on the machine.
+    all new tensors are on the machine.
     """
 
     def __init__(self, order: EngineSpec) -> None:

@@ -62,8 +62,7 @@ class GraderActor:
     """Holds a `GradingPool`. Errors become replies instead of exceptions.
 
     The actor imports the rewards and tests their sandbox on its own machine. The user's files must have the same paths
-        as
-    on the run's machine; relative paths start at the same working directory, if it exists.
+    as on the run's machine; relative paths start at the same working directory, if it exists.
     """
 
     def __init__(self, order: GraderSpec) -> None:

@@ -314,7 +314,7 @@ class Cluster:
         """Run ``work`` for at most ``seconds`` in a thread; return whether it finished.
 
         Without a head Ray's calls hang, so ``work`` is skipped then unless it is needed. A hanging thread is left
-            alone.
+        alone.
         """
         if self.fault and not is_needed:
             return False

@@ -68,8 +68,7 @@ class WeightsRef:
     """All weights of a version, as positions in the store.
 
     Implements `models.transfer.remote_weights.Stored` in any process of the cluster. The pieces live as long as a
-        process
-    holds a reference, and as long as the process that put them.
+    process holds a reference, and as long as the process that put them.
     """
 
     version: int

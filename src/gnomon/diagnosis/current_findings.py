@@ -20,8 +20,7 @@ class CurrentFindings:
     """Writes ``diagnosis.json``: ``{"findings": [...]}``, the most severe first.
 
     The file is written only when a finding has changed. A failed write is counted and reported once; a failed write
-        never
-    ends a run.
+    never ends a run.
     """
 
     path: Path

@@ -27,8 +27,7 @@ def measure_answers(groups: Sequence[Group]) -> Metrics:
     """Return the metrics that the diagnosis needs beside the metrics of a step.
 
     A metric without a value is absent, such as a correlation of equal numbers. The result depends only on the
-        responses, so
-    that a resumed run writes the same numbers.
+    responses, so that a resumed run writes the same numbers.
     """
     judged = _Judged.of(groups)
     return Metrics.of(
@@ -89,8 +88,7 @@ def _lengths(judged: "_Judged") -> dict[str, Measure]:
     """Return the rank correlation of length and reward, each minus its mean over the responses to the prompt.
 
     With one response per prompt the correlation is over all responses. Then it also reflects the prompts, because a
-        hard
-    prompt has long responses and low rewards.
+    hard prompt has long responses and low rewards.
     """
     found = rank_correlation(judged.centered(judged.lengths), judged.centered(judged.rewards))
     return {} if found is None else {"rollout/length_reward_correlation": Last(found)}
@@ -123,8 +121,7 @@ def _parts(judged: "_Judged") -> dict[str, Measure]:
     """Return each component's deviation, and its share of the reward's variance at weight 1.
 
     leverage = Cov(component, reward) / Var(reward), both minus their means over the responses to a prompt, which is
-        what
-    advantages depend on. Weight times leverage adds up to 1 over the components of a weighted sum.
+    what advantages depend on. Weight times leverage adds up to 1 over the components of a weighted sum.
     """
     names = sorted({name for parts in judged.parts for name in parts})
     paid = judged.centered(judged.rewards)

@@ -74,8 +74,7 @@ def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Ite
     """Run the model with a snapshot's ``tensors`` instead of its weights, without adapters.
 
     Parameters point to other memory inside the block and to their own again after the block, so the weights are
-        unchanged
-    to the bit. No other thread may use the module meanwhile.
+    unchanged to the bit. No other thread may use the module meanwhile.
     """
     own = {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
     few = {f"{plain_name(name)}.weight": layer for name, layer in quantized.layers_of(model)}
@@ -108,12 +107,9 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     """Keep only each layer's input for the backward pass, which then computes the layer again.
 
     Memory for activations falls to about one layer's, for one more forward pass. transformers' own switch works in
-        training
-    mode only, where dropout is drawn twice and makes ratios noise. This one works in eval mode, and engines with the
-        same
-    module never see it between passes. Experts that are replayed in the forward pass are also replayed when the layer
-        is
-    computed again, after the block of `routing.replaying`.
+    training mode only, where dropout is drawn twice and makes ratios noise. This one works in eval mode, and engines
+    with the same module never see it between passes. Experts that are replayed in the forward pass are also replayed
+    when the layer is computed again, after the block of `routing.replaying`.
     """
     layers = layers_of(model)
     for layer in layers:

@@ -483,8 +483,7 @@ def head_file(folder: Path) -> Path | None:
     """Return the value head's file for the model in ``folder``, or None.
 
     A checkpoint has it in "critic", beside the config of a separate critic if there is one. A critic's folder, and an
-        older
-    checkpoint, have it beside the backbone.
+    older checkpoint, have it beside the backbone.
     """
     inner = folder / FOLDER
     places = [folder / HEAD_FILE] if (inner / "config.json").is_file() else [inner / HEAD_FILE, folder / HEAD_FILE]

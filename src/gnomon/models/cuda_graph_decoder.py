@@ -1,10 +1,8 @@
 """Decoding on a GPU with CUDA graphs: buffers keep their addresses, so that a step is recorded once and replayed.
 
 A step of a small model is a thousand small kernels, and launching them one by one takes longer than running them. A
-    CUDA
-graph launches all at once, but reads and writes the addresses of its recording. So inputs go into one buffer, rows
-    begin
-at the left of the cache, and the column that a row writes is an input.
+CUDA graph launches all at once, but reads and writes the addresses of its recording. So inputs go into one buffer, rows
+begin at the left of the cache, and the column that a row writes is an input.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -163,9 +161,8 @@ class StaticDecoder(AlignedDecoder):
     """`AlignedDecoder` with recorded steps, for models with full attention on a GPU.
 
     Rows and columns are rounded up (`round_rows`, `round_columns`), so that few recordings serve all steps. A recording
-        takes
-    up to a quarter second. Padding rows write column 0 of unused slots. Steps that record experts are not recorded as
-    graphs. The cache stays allocated between calls; engine.max_concurrent bounds its size.
+    takes up to a quarter second. Padding rows write column 0 of unused slots. Steps that record experts are not
+    recorded as graphs. The cache stays allocated between calls; engine.max_concurrent bounds its size.
     """
 
     def __init__(self, model: Any) -> None:
@@ -245,12 +242,9 @@ def fastest_decoder(model: nn.Module) -> Decoder:
     """Return `choose_decoder`'s choice, with one more candidate first.
 
     On a CPU the candidate is `FusedDecoder`, for known models whose first layers it reproduces in float32: two ways
-        through
-    30 layers of bfloat16 differ by a third of a logit, which proves nothing. On a GPU it is `StaticDecoder`, if all
-        layers
-    have full attention and no experts: the number of tokens per expert is read back, which cannot be recorded. A
-        recording
-    that fails, or that differs from the model's own numbers, is given up with a warning.
+    through 30 layers of bfloat16 differ by a third of a logit, which proves nothing. On a GPU it is `StaticDecoder`, if
+    all layers have full attention and no experts: the number of tokens per expert is read back, which cannot be
+    recorded. A recording that fails, or that differs from the model's own numbers, is given up with a warning.
     """
     if is_standard_head(model) and agrees(FusedDecoder, beginning(model)):
         return FusedDecoder(model)

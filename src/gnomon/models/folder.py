@@ -37,8 +37,7 @@ def savable(generation_config: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a generation config that transformers can save, and the fields that were left out.
 
     transformers loads a temperature together with do_sample = false but refuses to save both. The fields that its
-        message
-    names are left out; token ids stay.
+    message names are left out; token ids stay.
     """
     kept, dropped = copy.deepcopy(generation_config), list[str]()
     while (said := _refusal(kept)) is not None:

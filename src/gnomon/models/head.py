@@ -7,11 +7,9 @@ With z = (W h + b) / temperature, lse = log sum exp z and p = exp(z - lse):
 
 A row needs a few numbers of its V logits. Logits are computed in chunks of rows and reduced. The backward pass computes
 them again, for all rows and a part of the vocabulary at a time, so the gradient of each weight of the head is one
-    product
-and not a sum over chunks. This costs one more product and saves V floats per token. If all rows fit into one chunk,
-    their
-logits are kept for the backward pass: no more memory at a time, and one product of four saved. Logits that a model
-bounds (b tanh(z / b)) have the slope 1 - (logit / b)^2 more.
+product and not a sum over chunks. This costs one more product and saves V floats per token. If all rows fit into one
+chunk, their logits are kept for the backward pass: no more memory at a time, and one product of four saved. Logits that
+a model bounds (b tanh(z / b)) have the slope 1 - (logit / b)^2 more.
 
 The same pass gives the KL to a distribution q of which the likeliest tokens are known. With f = log p - log q of each
 of these, and of all others together (f'), KL = sum p f:
@@ -315,8 +313,7 @@ def chunk_for(device: torch.device, vocabulary: int) -> int:
     """Return the number of tokens whose logits exist at one time: 256 on a CPU, more on a GPU.
 
     A GPU needs many rows per product; there one float32 chunk takes at most a 64th of the memory. The gradient of the
-        head's
-    weight is accumulated once per chunk, which at a vocabulary of 150,000 moves gigabytes.
+    head's weight is accumulated once per chunk, which at a vocabulary of 150,000 moves gigabytes.
     """
     if device.type != "cuda":
         return _CHUNK_TOKENS

@@ -127,8 +127,7 @@ class AlignedCache(Cache):
     """The cache that a transformers model sees, and the operations by which rows join and leave.
 
     All layers have full attention. A sliding window is a matter of the mask, which transformers makes from column
-        distances;
-    these equal position distances in every row.
+    distances; these equal position distances in every row.
     """
 
     def __init__(self, layers: int) -> None:

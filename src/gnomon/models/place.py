@@ -102,7 +102,7 @@ def is_prepared(folder: Path) -> bool:
     """Whether ``folder`` holds a complete conversion: its marker lists every file with its size.
 
     Sizes and not checksums, because hashing 270 MB takes longer than loading, and a rename publishes the folder as a
-        whole.
+    whole.
     """
     marker = folder / MARKER
     if not os.path.isfile(marker):  # and False where it may not be looked at

@@ -101,10 +101,9 @@ class Tokenizer:
         """Return the ids of ``text`` as plain text: no id is a control token.
 
         The ids are the tokenizer's own if the text has no control string; the tokenizer's own switch does the rest. If
-            a
-        vocabulary spells a control string as one ordinary piece (Unigram does), the text is cut after the string's
-            first
-        character, or else into characters. ``decode`` gives the same text back wherever it does for harmless text.
+        a vocabulary spells a control string as one ordinary piece (Unigram does), the text is cut after the string's
+        first character, or else into characters. ``decode`` gives the same text back wherever it does for harmless
+        text.
 
         Raises:
             ConfigError: If the model has no embedding for a token of it.
@@ -125,8 +124,7 @@ class Tokenizer:
         """Return the text of a response, with control tokens that carry meaning.
 
         Leading begin and pad tokens and trailing end and pad tokens are removed. Marks of thoughts and tool calls, and
-            all other
-        tokens between, stay in the text.
+        all other tokens between, stay in the text.
         """
         pad = self.backend.pad_token_id
         first, last = 0, len(ids)

@@ -77,8 +77,7 @@ class Contrast:
         """Return the approximate seeds that find a true difference 4 times in 5 on these prompts; None if none do.
 
         The estimate keeps the error from prompts, although the interaction of prompts and seeds shrinks as well. With
-            one seed
-        the variance between seeds is unknown, and the result is None.
+        one seed the variance between seeds is unknown, and the result is None.
         """
         left = _target(difference) - self.prompt_variance
         if left <= 0 or self.is_about_models:
@@ -162,7 +161,7 @@ def contrast(first: Floats, second: Floats) -> Contrast:
 
     References:
         Clark 1973, J. Verbal Learning and Verbal Behavior 12, 335-359 (min F'); Satterthwaite 1946 (degrees of
-            freedom).
+        freedom).
     """
     if first.shape != second.shape:
         raise ConfigError(f"a contrast needs the same seeds and prompts twice, got {first.shape} and {second.shape}")

@@ -229,8 +229,7 @@ def _estimated_entropy(current: Tensor) -> Tensor:
     """Return -log current with the slope -(1 + log current); the means of both over samples are those of the entropy.
 
     A batch knows the log-probability of one token per position. The plain slope of the value, -1, has mean 0 and would
-        have
-    no effect.
+    have no effect.
     """
     now = current.detach()
     return -now - (1 + now) * (current - now)

@@ -46,8 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in which only sleeping takes time.
 
     `loop.time()` begins at 0 and equals the due time of the current timer. Coroutines that wait for threads or
-        processes
-    must not run in this loop, because the clock jumps past their timeouts.
+    processes must not run in this loop, because the clock jumps past their timeouts.
     """
 
     def __init__(self) -> None:

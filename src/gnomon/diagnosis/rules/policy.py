@@ -260,8 +260,7 @@ class EngineMismatch:
 
     References:
         verl's documentation on rollout correction (0.1; 0.0004 to 0.01 are usual); a small mismatch alone can end a
-            run,
-        arXiv 2605.14220. The parts are ours (`training.mismatch`).
+        run, arXiv 2605.14220. The parts are ours (`training.mismatch`).
     """
 
     name: ClassVar[str] = "mismatch"

@@ -2,9 +2,8 @@
 
 A third of a small model's step on a CPU is spent between operations and in many small ones. The common architecture
 (Llama, Mistral, Qwen2, Qwen3: norm, attention with rotary positions, norm, gated feed-forward) is written out here.
-    Linear
-layers with one input become one product, the residual is added inside a product, values that all layers share are
-computed once per step, and the operations between products are one C function each if the `kernels` exist.
+Linear layers with one input become one product, the residual is added inside a product, values that all layers share
+are computed once per step, and the operations between products are one C function each if the `kernels` exist.
 """
 
 import math
@@ -29,7 +28,7 @@ from gnomon.models.llama_like import has_inner_norms, is_silu
 #
 # A block holds up to ``width`` rows of one prompt that joined together:
 #
-# p p p p a b c d a b c d a b c d a, b, c, d: the columns of four lanes
+#     p p p p a b c d a b c d a b c d    (a, b, c, d: the columns of four lanes)
 #
 # To a cache of aligned rows a block is one row that grows by ``width`` columns per step. Native attention, which knows
 # where a row's columns are, reads only these. Masked attention reads a prompt once per block and multiplies ``width``
@@ -65,8 +64,7 @@ class PrefixGroups:
 
     Attributes:
         rows: Int64[P 5], each row's block, its prompt's first column, the prompt's length, the tokens after the prompt,
-            and
-            the row's lane.
+            and the row's lane.
         spare: Padding rows after these.
         begins: Int[N 1], a block's first column.
         prompts: Int[N 1], a block's prompt length.

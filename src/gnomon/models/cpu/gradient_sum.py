@@ -2,9 +2,8 @@
 
 A dense gradient of an embedding is as large as the embedding, although a micro-batch touches few rows. A tied head has
 such a gradient too, and autograd keeps one until the other arrives, from one end of a backward pass to the other. Both
-    are
-the largest tensors of a small model. If a weight has a `GradientSum`, backward passes add their parts to it and give
-autograd no gradient.
+are the largest tensors of a small model. If a weight has a `GradientSum`, backward passes add their parts to it and
+give autograd no gradient.
 """
 
 from collections.abc import Sequence
@@ -23,8 +22,7 @@ def add(total: Tensor, addend: Tensor) -> None:
     """Add ``addend`` to ``total`` Float32, in place; the same numbers as ``total += addend``.
 
     torch first converts the whole addend to float32, through memory. On a CPU this function works in blocks that stay
-        in the
-    cache: a third of the time for a head of 28 million weights.
+    in the cache: a third of the time for a head of 28 million weights.
     """
     is_plain = type(total) is type(addend) is Tensor and total.device.type == addend.device.type == "cpu"
     if addend.dtype == total.dtype or not is_plain or not (total.is_contiguous() and addend.is_contiguous()):

@@ -1,8 +1,7 @@
 """C kernels for the operations between a layer's products, each in one pass over memory.
 
 torch needs ten operations for one of these functions, each through memory and with a wake-up of all threads. Formulas
-    and
-roundings are those of the torch operations in `fused_decoder` and `fused_forward`; tests compare both.
+and roundings are those of the torch operations in `fused_decoder` and `fused_forward`; tests compare both.
 """
 
 import ctypes
@@ -236,8 +235,7 @@ class Kernels:
         """Turn ``logits`` Float[R W] of the W tokens from ``first`` on into their gradient, in place.
 
         ``given``: targets Int64[R]; largest, sum and entropy of `head`; the gradients of log-probability and entropy,
-            Float32[R],
-        the latter None without an entropy.
+        Float32[R], the latter None without an entropy.
         """
         self._library.head_back(*_addresses(logits, *given), *logits.shape, first, temperature, _threads())
 

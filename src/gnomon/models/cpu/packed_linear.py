@@ -21,12 +21,9 @@ def input_axes(model: nn.Module) -> Mapping[str, int]:
     """Return the weights of linear layers by snapshot name, each with the axis of its inputs.
 
     These are the layers between embedding and head: attention, feed-forward, and experts, which a mixture stores as one
-        tensor
-    [experts, outputs, inputs] per layer. Left out are the embedding and the head (often one tensor; its errors reach
-        every
-    logit directly), norms and biases (no matrices, and almost no memory), and routers (another choice of experts is no
-        small
-    error). Engines with low-precision weights leave out the same.
+    tensor [experts, outputs, inputs] per layer. Left out are the embedding and the head (often one tensor; its errors
+    reach every logit directly), norms and biases (no matrices, and almost no memory), and routers (another choice of
+    experts is no small error). Engines with low-precision weights leave out the same.
     """
     whole: Any = model
     head = whole.get_output_embeddings()
@@ -68,10 +65,8 @@ class PackedLinears:
     Sums have another order: equal up to rounding.
 
     The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
-        after
-    every change of the weights. Only on a CPU, without gradients, for layers of at least 65,536 weights, and if all
-        copies take
-    at most a sixteenth of the machine's memory. More than 256 rows at a time use the plain layers.
+    after every change of the weights. Only on a CPU, without gradients, for layers of at least 65,536 weights, and if
+    all copies take at most a sixteenth of the machine's memory. More than 256 rows at a time use the plain layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
