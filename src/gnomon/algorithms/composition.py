@@ -146,15 +146,15 @@ class Composition:
         corrects = self.correction is not None and getattr(self.correction, "reads_proximal", True)
         reads_proximal = anchors or corrects or adds_drift
         is_moved_first = self.critic is not None and self.critic.moves_policy_first
-        is_apart = self.updates.total > 1 or self.proximal is not None or is_moved_first
+        has_several_updates = self.updates.total > 1 or self.proximal is not None or is_moved_first
         # The critic has moved the weights by then, so the current policy is not the one that the step began with.
-        if is_moved_first or (reads_proximal and is_apart):
+        if is_moved_first or (reads_proximal and has_several_updates):
             needs |= {"proximal"}
         if self.ratio.anchor == "reference" or self.reference_top is not None:
             needs |= {"reference"}
         if self.ranks_pairs:
             needs |= {"values"}
-        if self.routing == "proximal" and is_apart:
+        if self.routing == "proximal" and has_several_updates:
             needs |= {"routing"}
         return needs
 

@@ -162,29 +162,29 @@ class _Trial:
         form = f"{article(self.slot)} is `{FORMS[self.slot].line}`"
         raise ConfigError(f"{self.path} {said_of(self.piece)} {wrong}; {form}{f'; {instead}' if instead else ''}")
 
-    def call(self, function: Callable[..., Any], *given: Any, beside: str = "") -> Any:
+    def call(self, function: Callable[..., Any], *given: Any, prefix: str = "") -> Any:
         """Return what the piece returns; twice the same, and what it was given is left alone."""
         tensors = list(tensors_of(given))
         kept = [tensor.detach().clone() for _, tensor in tensors]
         try:
             first, second = self._drawn(function, given), self._drawn(function, given)
         except Misbehaved as error:
-            self.fail(beside + str(error).removeprefix("a call "))
+            self.fail(prefix + str(error).removeprefix("a call "))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self.fail(f"{beside}raised {cause_of(error)}", _hint(error))
+            self.fail(f"{prefix}raised {cause_of(error)}", _hint(error))
         for _, found in tensors_of((first, second)):
             if found.layout != torch.strided or found.device.type != "cpu":
                 kind = str(found.layout).removeprefix("torch.")
-                self.fail(f"{beside}returned a {kind} tensor on {found.device}", "return a dense one, on its input's")
+                self.fail(f"{prefix}returned a {kind} tensor on {found.device}", "return a dense one, on its input's")
         for (name, tensor), before in zip(tensors, kept, strict=True):
             if not _same(tensor.detach(), before, 0.0):
-                self.fail(f"{beside}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
+                self.fail(f"{prefix}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
         pairs = zip(tensors_of((first,)), tensors_of((second,)), strict=False)
         if not all(_same(one.detach(), other.detach(), _TOLERANCE) for (_, one), (_, other) in pairs):
             self.fail(
-                f"{beside}returned something else when it was called again with the same", "keep and draw nothing"
+                f"{prefix}returned something else when it was called again with the same", "keep and draw nothing"
             )
         return first
 
@@ -196,20 +196,20 @@ class _Trial:
         self.draws.append(_states() != before)
         return found
 
-    def checked(self, found: Any, shape: torch.Size, beside: str = "", exact: bool = True) -> Tensor:
+    def checked(self, found: Any, shape: torch.Size, prefix: str = "", exact: bool = True) -> Tensor:
         """Return a tensor of one finite number a token.
 
         Args:
             exact: Only a floating type will do.
         """
         if not isinstance(found, Tensor):
-            self.fail(f"{beside}returned {type(found).__name__}, expected a tensor of shape {list(shape)}")
+            self.fail(f"{prefix}returned {type(found).__name__}, expected a tensor of shape {list(shape)}")
         if found.shape != shape:
             per = "one number a response" if len(shape) == 1 else "one number a token, nothing summed or averaged"
-            self.fail(f"{beside}returned shape {tuple(found.shape)} for {list(shape)}", f"return {per}")
+            self.fail(f"{prefix}returned shape {tuple(found.shape)} for {list(shape)}", f"return {per}")
         if exact and found.dtype not in _FLOATS:
             kind = str(found.dtype).removeprefix("torch.")
-            self.fail(f"{beside}returned {kind} for float32", "return the type that it was given")
+            self.fail(f"{prefix}returned {kind} for float32", "return the type that it was given")
         return found
 
     def finite(self, found: Tensor, mask: Tensor, what: str) -> None:
@@ -242,13 +242,13 @@ class _Trial:
 
 def _try_advantage(trial: _Trial) -> None:
     piece, batch = trial.piece, _batch(trial.algorithm)
-    needs = trial.call(lambda: piece.needs, beside="needs ")
+    needs = trial.call(lambda: piece.needs, prefix="needs ")
     if not isinstance(needs, frozenset) or needs - NEEDS:
         trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
-    fewest = trial.call(lambda: piece.minimum_generations, beside="minimum_generations ")
+    fewest = trial.call(lambda: piece.minimum_generations, prefix="minimum_generations ")
     if not isinstance(fewest, int):
         trial.fail(f"minimum_generations is {fewest!r}", "return a whole number")
-    trial.checked(trial.call(piece.center, batch, beside="center "), batch.mask.shape, "center ")
+    trial.checked(trial.call(piece.center, batch, prefix="center "), batch.mask.shape, "center ")
     advantages, returns = _estimated(trial, batch)
     trial.finite(advantages, batch.mask, "returned")
     if returns is not None:
@@ -300,7 +300,7 @@ def _try_aggregate(trial: _Trial) -> None:
     _positive(trial, weights[mask], "weight")
     nothing = torch.zeros_like(mask)
     empty = trial.checked(
-        trial.call(trial.piece, nothing, group, beside="without a trained token "), mask.shape, "", False
+        trial.call(trial.piece, nothing, group, prefix="without a trained token "), mask.shape, "", False
     )
     trial.finite(empty, ~nothing, "without a trained token returned")
     order = torch.tensor([7, 2, 0, 5, 1, 6, 3, 4])
@@ -397,7 +397,7 @@ def _try_padding(trial: _Trial, batch: Batch, whole: Tensor) -> None:
 
 def _try_weights(trial: _Trial, batch: Batch) -> None:
     piece = trial.piece
-    name, needs = (trial.call(lambda n=n: getattr(piece, n), beside=f"{n} ") for n in ("name", "needs"))
+    name, needs = (trial.call(lambda n=n: getattr(piece, n), prefix=f"{n} ") for n in ("name", "needs"))
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         trial.fail(f"has the name {name!r}", "return letters, digits and _")
     if is_own(piece) and (
@@ -406,7 +406,7 @@ def _try_weights(trial: _Trial, batch: Batch) -> None:
         trial.fail(f"has the name {name!r}, and loss/{name} is measured already", "return another name")
     if not isinstance(needs, frozenset) or needs - NEEDS:
         trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
-    weights = trial.call(piece.weights, batch, batch.weights, beside="weights ")
+    weights = trial.call(piece.weights, batch, batch.weights, prefix="weights ")
     trial.finite(trial.checked(weights, batch.mask.shape, "weights "), batch.mask, "weights returned")
 
 

@@ -104,11 +104,11 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
             given.overrides += ways[0]
             _on_cluster(given, ways[0])
         raise
-    beside = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
+    warnings = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
     said = [f"Plan with {' '.join(changed)}, without which it does not fit:"] if changed else []
     chosen = {setting.partition("=")[0] for setting in found.settings}
     own = [override for override in given.overrides if override.partition("=")[0] not in chosen]
     command = shlex.join(["gnomon", "train", given.experiment, *own, *found.settings])
-    lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *beside, *found.sentences(), command]
-    row = {**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *beside]}
+    lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *warnings, *found.sentences(), command]
+    row = {**found.as_row(), "changed": [*changed], "notes": [*loaded.notes, *warnings]}
     return _print(given, row, lines, to_toml(loaded.experiment))

@@ -231,7 +231,7 @@ class Folder:
     """A private folder and its reaper, the process that removes the folder however this program ends."""
 
     path: Path
-    sweeper: "subprocess.Popen[bytes]"
+    reaper: "subprocess.Popen[bytes]"
 
     @classmethod
     def made(cls) -> Self:
@@ -239,19 +239,19 @@ class Folder:
         # Paths of Unix sockets have a small limit.
         usual = tempfile.gettempdir()
         path = Path(tempfile.mkdtemp(prefix="gnomon-ray-", dir=usual if len(usual) <= _LONGEST_PATH else _SHORT_PATH))
-        sweeper = subprocess.Popen(
+        reaper = subprocess.Popen(
             [sys.executable, "-P", "-m", "gnomon.cluster.reaper", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
-        return cls(path, sweeper)
+        return cls(path, reaper)
 
     def end(self) -> None:
         """Remove the folder."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.sweeper.communicate(FAREWELL, _SWEEPING_SECONDS)
+            self.reaper.communicate(FAREWELL, _SWEEPING_SECONDS)
         # Ray's threads in this process may have written to the folder again.
         shutil.rmtree(self.path, ignore_errors=True)
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)

@@ -628,9 +628,9 @@ def _check_key(key: str) -> None:
         return
     for depth in range(1, len(parts)):
         path = ".".join(parts[:depth])
-        beside = {each.split(".")[depth] for each in known if each.startswith(f"{path}.")}
-        if beside and parts[depth] not in beside:
-            raise ConfigError(f"{path}: {unknown('key', parts[depth], beside)}")
+        siblings = {each.split(".")[depth] for each in known if each.startswith(f"{path}.")}
+        if siblings and parts[depth] not in siblings:
+            raise ConfigError(f"{path}: {unknown('key', parts[depth], siblings)}")
 
 
 def _check_algorithm(name: Any, place: str = "") -> None:

@@ -90,16 +90,16 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
         # Nothing is there, or a link that leads to itself: it is replaced.
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             if is_synced:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)  # a write or a sync does not say of which file
         raise

@@ -50,7 +50,7 @@ _SHAPES = re.compile(
     r"|AKIA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{30,}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
 )
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff]"
 )
@@ -245,7 +245,7 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2Jb\u202ec")
     'a\\x1b[2Jb\\u202ec'
     """
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str, longest: int) -> str:

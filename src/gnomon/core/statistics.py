@@ -652,8 +652,8 @@ def _constant(gains: Floats, confidence: float, width: float) -> Interval | None
     common = float(gains[0])
     if not bool((gains == common).all()):
         return None
-    unseen = wilson_interval(0, len(gains), confidence).high
-    return Interval(common - unseen * (width + common), common + unseen * (width - common))
+    none_seen = wilson_interval(0, len(gains), confidence).high
+    return Interval(common - none_seen * (width + common), common + none_seen * (width - common))
 
 
 def _subset_means(gains: Floats, resamples: int, random: np.random.Generator) -> Floats:

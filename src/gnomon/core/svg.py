@@ -130,7 +130,7 @@ _LETTER = 6.1
 """Approximate width of a letter of the labels; the fonts of the reader are not known."""
 _NO_CHARACTERS = {0xFFFE: None, 0xFFFF: None}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 12.0, 12.0, 34.0
-_APART, _BESIDE = 4.0, 28.0
+_SPREAD, _MARGIN = 4.0, 28.0
 """How far bars of several curves stand from each other; what a label of the y axis and the air around it take."""
 
 
@@ -186,16 +186,16 @@ def chart(
     heights = [v for one in drawn for values in (one.ys, one.lows, one.highs) for v in values if math.isfinite(v)]
     ys = scale_of(heights, (size[1] - _BOTTOM, top))
     widest = max((len(number(y, ys.step(4))) for y in ys.ticks(4)), default=0)
-    frame = (max(_LEFT, _BESIDE + _LETTER * widest), top, size[0] - _RIGHT, size[1] - _BOTTOM)
+    frame = (max(_LEFT, _MARGIN + _LETTER * widest), top, size[0] - _RIGHT, size[1] - _BOTTOM)
     # Bars at the first and last step would look like the picture's frame.
-    inset = 2 * _APART if any(one.style == "points" for one in drawn) else 0.0
+    inset = 2 * _SPREAD if any(one.style == "points" for one in drawn) else 0.0
     xs = scale_of([x for one in drawn for x in one.xs], (frame[0] + inset, frame[2] - inset), is_padded=False)
     parts = [*_grid(xs, ys, frame), *_labels(x_label, y_label, frame, size), legend.text]
     parts += _marks(marks, xs, frame)
-    beside = [place for place, one in enumerate(drawn) if one.style == "points"]
+    pointed = [place for place, one in enumerate(drawn) if one.style == "points"]
     for place, one in enumerate(drawn):
         # Bars that would cover each other stand side by side.
-        shift = _APART * (beside.index(place) - (len(beside) - 1) / 2) if place in beside else 0.0
+        shift = _SPREAD * (pointed.index(place) - (len(pointed) - 1) / 2) if place in pointed else 0.0
         parts += _curve(replace(one, xs=[xs.place(x) + shift for x in one.xs]), one.color or 0, ys)
     if not heights:
         middle = ((frame[0] + frame[2]) / 2, (frame[1] + frame[3]) / 2)

@@ -226,10 +226,10 @@ async def fault_of_draws(
     said, scored = [value for done in drawn for value in done.full_logprobs], await scores(temperature)
     if (fault := fault_of_logprobs(scored, len(said))) is not None:
         return f"score returns {fault}"
-    apart = sum(abs(a - b) for a, b in zip(said, scored, strict=True)) / len(said)
-    if apart > nats:
+    gap = sum(abs(a - b) for a, b in zip(said, scored, strict=True)) / len(said)
+    if gap > nats:
         return (
-            f"generate says log-probabilities {_few(said)} of tokens that score gives {_few(scored)}, {apart:.3g} nats "
+            f"generate says log-probabilities {_few(said)} of tokens that score gives {_few(scored)}, {gap:.3g} nats "
             f"apart on average, where {nats:.3g} is allowed: natural logarithms, of the weights that were loaded last"
         )
     repeated, seen, place = list[float](), set[tuple[int, ...]](), 0

@@ -112,8 +112,8 @@ def cut_rows(
     cuts: list[list[_Row]] = []
     for row in sorted(rows, key=lambda r: -r.length):
         for cut in cuts:
-            is_apart = all(row.prompt != other.prompt for other in cut)
-            if is_apart and (sum(other.rows for other in cut) + row.rows) * cut[0].length <= max_tokens:
+            shares_no_prompt = all(row.prompt != other.prompt for other in cut)
+            if shares_no_prompt and (sum(other.rows for other in cut) + row.rows) * cut[0].length <= max_tokens:
                 cut.append(row)
                 break
         else:
@@ -449,10 +449,10 @@ class ForwardRunner:
         is_routed = cut.routing is not None or cut.free_routing is not None
         return self._score(scorer, cut, with_entropy, Routing(cut.routing) if is_routed else None)
 
-    def value(self, scorer: ValueScorer, cut: Batch, is_trunk_frozen: bool = False) -> Values:
+    def value(self, scorer: ValueScorer, cut: Batch, is_head_only: bool = False) -> Values:
         """Return the values of one cut."""
         tensors = (cut.tokens, cut.prompt_lengths, cut.lengths, cut.mask)
-        values = self.mesh.run(scorer.trunk, lambda: scorer(*tensors, is_trunk_frozen))
+        values = self.mesh.run(scorer.backbone, lambda: scorer(*tensors, is_head_only))
         self.work.add(cut, values.computed)
         return values
 

@@ -47,13 +47,13 @@ class CriticFit:
     Attributes:
         plan: Its loss.
         learning_rate: Above 0.
-        is_trunk_frozen: Only the head learns.
+        is_head_only: Only the head learns.
         one_sided: As in `CriticConfig.loss`.
     """
 
     plan: CriticConfig
     learning_rate: float
-    is_trunk_frozen: bool = False
+    is_head_only: bool = False
     one_sided: bool = False
 
 
@@ -129,7 +129,7 @@ class CriticLearner:
             for index, cut in last[1:]:
                 note(index, cut)
         for index, cut in last[:1]:
-            with self._passes.recording(self._scorer.trunk):
+            with self._passes.recording(self._scorer.backbone):
                 found = note(index, cut)
             self._begun = Begun(batch.rows(first), torch.searchsorted(first, index), found)
         return self._mesh.total(values), self._mesh.total(bootstrap)
@@ -154,7 +154,7 @@ class CriticLearner:
         tally = LossAccumulator(self._mesh)
         begun, self._begun = self._begun, None
         try:
-            with self._passes.recording(self._scorer.trunk):
+            with self._passes.recording(self._scorer.backbone):
                 self._accumulate(self._cuts(minibatch, rows, guarded, begun), guarded, tally)
             tally.check()
             norm = self.optimizer.step(guarded.learning_rate)
@@ -197,7 +197,7 @@ class CriticLearner:
     ) -> Iterator[tuple[Tensor, Batch, Values]]:
         """Yield `ForwardRunner.cuts` of ``rows`` Int[N], with values whose gradient is recorded."""
         live = torch.zeros(len(minibatch), dtype=torch.bool).index_fill(0, rows, True)
-        known = None if begun is None or guarded.is_trunk_frozen else begun.within(minibatch, live)
+        known = None if begun is None or guarded.is_head_only else begun.within(minibatch, live)
         if begun is not None and known is not None:
             index, at = known
             found = begun.found
@@ -207,7 +207,7 @@ class CriticLearner:
             if len(rows) == 0:
                 return
         for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
-            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_trunk_frozen)
+            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_head_only)
 
     def _accumulate(
         self, cuts: Iterable[tuple[Tensor, Batch, Values]], guarded: CriticFit, tally: LossAccumulator
@@ -627,7 +627,7 @@ class TorchLearner:
             plan=plan,
             learning_rate=(base.learning_rate if step is None else base.learning_rate_at(step, self._steps))
             * plan.learning_rate_ratio,
-            is_trunk_frozen=step is None and plan.pretraining is not None and plan.pretraining.frozen_trunk,
+            is_head_only=step is None and plan.pretraining is not None and plan.pretraining.frozen_trunk,
             one_sided=one_sided,
         )
         if critic.is_shared:
@@ -635,7 +635,7 @@ class TorchLearner:
         metrics = critic.fit(minibatch, guarded)
         assert minibatch.weights is not None, "value_minibatches comes first"
         has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())
-        if critic.is_shared and not guarded.is_trunk_frozen and has_token:
+        if critic.is_shared and not guarded.is_head_only and has_token:
             self._updates += 1
         return metrics
 

@@ -82,18 +82,18 @@ class ValueScorer:
     backbone allows it (`prefix`).
 
     Args:
-        trunk: A causal model of transformers in eval mode, whose own head is unused.
+        backbone: A causal model of transformers in eval mode, whose own head is unused.
         head: Hidden state to one number, applied in float32 for every precision of the backbone.
     """
 
-    def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
-        self.trunk: Any = trunk
+    def __init__(self, backbone: nn.Module, head: nn.Linear) -> None:
+        self.backbone: Any = backbone
         self.head = head
-        self._body = Backbone(trunk)
+        self._body = Backbone(backbone)
         self.shares_prompts = self._body.can_share()
 
     def __call__(
-        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_trunk_frozen: bool = False
+        self, tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor, mask: Tensor, is_head_only: bool = False
     ) -> Values:
         """Return the values of the response tokens where ``mask`` is true, with a gradient if torch records one.
 
@@ -102,7 +102,7 @@ class ValueScorer:
             prompt_lengths: Int[B], >= 1.
             lengths: Int[B], where responses end.
             mask: Bool[B T]; column t is the token at position prompt_length + t.
-            is_trunk_frozen: End the gradient at the head.
+            is_head_only: End the gradient at the head.
 
         Raises:
             ConfigError: If a prompt is empty, since there is no state before its first response token.
@@ -116,7 +116,7 @@ class ValueScorer:
         if int(before.min()) < 0:
             raise ConfigError("a prompt has no token, so there is no state before its first response token")
         wanted = (torch.cat([rows, live]), torch.cat([before, lengths[live] - 1]))
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_trunk_frozen):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_head_only):
             hidden, index = self._hidden(tokens, prompt_lengths, lengths, wanted)
         states = hidden.flatten(0, 1).index_select(0, index).float()
         found = nn.functional.linear(states, self.head.weight, self.head.bias)[:, 0]

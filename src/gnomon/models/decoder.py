@@ -31,7 +31,7 @@ Prompt = tuple[int, ...]
 _PREFILL_TOKENS = 4096
 _CONTINUED_TOKENS = 2 * _PREFILL_TOKENS
 _TRIED_COST = 10**9
-_APART_A_LAYER, _MOST_APART = 1e-5, 1e-3
+_GAP_PER_LAYER, _LARGEST_GAP = 1e-5, 1e-3
 
 
 class Decoder(Protocol):
@@ -531,7 +531,7 @@ def _tolerance(model: Any) -> float:
     """
     if next(model.parameters()).dtype in (torch.bfloat16, torch.float16):
         return 0.1
-    return min(_MOST_APART, _APART_A_LAYER * int(model.config.get_text_config().num_hidden_layers))
+    return min(_LARGEST_GAP, _GAP_PER_LAYER * int(model.config.get_text_config().num_hidden_layers))
 
 
 def _separate(found: Tensor, exact: Tensor) -> float:

@@ -108,13 +108,13 @@ class TokenScorer:
         self.model: Any = model
         config: Any = model.config
         device = next(model.parameters()).device
-        self._trunk = Backbone(model)
+        self._backbone = Backbone(model)
         self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
         self._end = _end_of(self.model)
         self.is_split = self._end is not None
         if not self.is_split:
             fell("row by row", type(model).__name__)
-        self.shares_prompts = self.is_split and self._trunk.can_share()
+        self.shares_prompts = self.is_split and self._backbone.can_share()
         self._names = accepted(model)
         self._edge = rotary_edge(model.config)
         self._keeps = "logits_to_keep" in self._names
@@ -237,11 +237,11 @@ class TokenScorer:
 
     def lies_in_line(self, longest: int) -> bool:
         """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
-        return self._trunk.lies_in_line(longest)
+        return self._backbone.lies_in_line(longest)
 
     def shares_beginnings(self) -> bool:
         """Whether what all prompts of such a row begin with is computed once."""
-        return self._trunk.shares_beginnings()
+        return self._backbone.shares_beginnings()
 
     def _hidden(self, asked: _Rows, where: tuple[Tensor, Tensor], routing: Routing | None, shares: bool) -> _Hidden:
         rows, predicting = where
@@ -251,11 +251,11 @@ class TokenScorer:
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
             with routed(self.model, routing) as recorder:
-                hidden = self._trunk.plain(tokens) if routing is None else own_states(self.model, tokens)
+                hidden = self._backbone.plain(tokens) if routing is None else own_states(self.model, tokens)
             experts = None if recorder is None else recorder.experts(*tokens.shape)
             return _Hidden(hidden, rows * hidden.shape[1] + predicting, experts)
         with routed(self.model, None if routing is None else Routing(placed)) as recorder:
-            hidden = self._trunk.packed(packed, tokens.device)
+            hidden = self._backbone.packed(packed, tokens.device)
         experts = None if recorder is None else recorder.experts(*packed.tokens.shape)
         index = packed.index(rows, predicting)
         return _Hidden(hidden, index, None if experts is None else packed.take(experts))
@@ -263,7 +263,7 @@ class TokenScorer:
     def _packed(self, tokens: Tensor, prompt_lengths: Tensor, where: tuple[Tensor, Tensor]) -> Packed | None:
         rows, predicting = where
         ends = prompt_lengths.scatter_reduce(0, rows, predicting + 1, "amax")
-        return self._trunk.pack(tokens, prompt_lengths, ends)
+        return self._backbone.pack(tokens, prompt_lengths, ends)
 
     def _whole(
         self,

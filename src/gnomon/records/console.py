@@ -98,7 +98,7 @@ class Console:
             yield phase
         finally:
             self._phases.remove(phase)
-        if phase.seconds >= 1 and not phase.is_quiet:
+        if phase.seconds >= 1 and not phase.is_unlogged:
             self.say(f"{phase.text}: {duration(phase.seconds)}")
 
     def say(self, message: str) -> None:
@@ -170,7 +170,7 @@ class Console:
     def _announce(self) -> None:
         """Name the phases that have lasted a while and were not named yet."""
         for phase in list(self._phases):
-            if not phase.is_quiet and not phase.is_announced and phase.seconds >= ANNOUNCED_SECONDS:
+            if not phase.is_unlogged and not phase.is_announced and phase.seconds >= ANNOUNCED_SECONDS:
                 phase.is_announced = True
                 self._print(f"{phase.text} ...")
 
@@ -220,7 +220,7 @@ class Console:
 
     def _render(self) -> Group:
         # What is done again and again is named when it lasts: a screen that flickers cannot be read.
-        seen = [phase for phase in list(self._phases) if not phase.is_quiet or phase.seconds >= _SEEN_SECONDS]
+        seen = [phase for phase in list(self._phases) if not phase.is_unlogged or phase.seconds >= _SEEN_SECONDS]
         doing = "  ·  ".join(map(str, seen))
         lines = [visible(self._line), doing]
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line))

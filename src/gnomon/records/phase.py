@@ -13,15 +13,21 @@ class Phase:
     Args:
         total: Number of units to do; 0 when the number is not known.
         unit: "bytes" for sizes.
-        is_quiet: Leaves no line of its own behind.
+        is_unlogged: Leaves no line of its own behind.
         clock: seconds.
         report: Called whenever more is done.
     """
 
     def __init__(
-        self, text: str, total: int, unit: str, is_quiet: bool, clock: Callable[[], float], report: Callable[[], None]
+        self,
+        text: str,
+        total: int,
+        unit: str,
+        is_unlogged: bool,
+        clock: Callable[[], float],
+        report: Callable[[], None],
     ) -> None:
-        self.text, self.total, self.unit, self.is_quiet, self.done = text, total, unit, is_quiet, 0
+        self.text, self.total, self.unit, self.is_unlogged, self.done = text, total, unit, is_unlogged, 0
         self.is_announced = False
         self._clock, self._began, self._report = clock, clock(), report
 

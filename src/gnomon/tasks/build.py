@@ -322,9 +322,9 @@ def build_split(
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     common = overlap(remaining, kept_back)
-    beside = [part.repeated for part in parts]
+    repeated = [part.repeated for part in parts]
     if evaluation is not None and not isinstance(evaluation, tuple):
-        beside.append(repetitions(evaluation, kept_back))
+        repeated.append(repetitions(evaluation, kept_back))
     is_answered = answers != "" and not isinstance(evaluation, tuple | BenchmarkTask)
     if answers == "labels" and len(remaining) < 2:
         raise ConfigError(
@@ -339,7 +339,7 @@ def build_split(
         TokenizedDataset(measured, renderer, answers if is_answered else ""),
         remaining.dropped,
         common,
-        "; ".join(filter(None, (trained_again(train), *beside, said, also_said.replace("rows", "held-out rows", 1)))),
+        "; ".join(filter(None, (trained_again(train), *repeated, said, also_said.replace("rows", "held-out rows", 1)))),
         tuple(TokenizedDataset(part, renderer) for part in parts),
         is_answered,
     )

@@ -131,16 +131,16 @@ class TextArenaEnv:
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
         """Begin the game of the column ``seed``."""
         self.deal(columns)
-        self._seat, self._heard = int(columns.get("seat", 0)), dict[int, str]()
-        if not 0 <= self._seat < self.players:
-            raise ValueError(f"the row's seat is {self._seat}, of {self.players} players")
+        self._player, self._heard = int(columns.get("seat", 0)), dict[int, str]()
+        if not 0 <= self._player < self.players:
+            raise ValueError(f"the row's seat is {self._player}, of {self.players} players")
         await self._others()
         return _opening(self.turn()[1], prompt)
 
     async def reply(self, text: str) -> EnvReply:
         """Give it the answer as a move."""
         is_over = self.game.step(text)[0] or await self._others()
-        reward = float(self.game.close()[0][self._seat]) if is_over else None
+        reward = float(self.game.close()[0][self._player]) if is_over else None
         return EnvReply((("user", self.turn()[1]),), checked_reward(reward), bool(is_over))
 
     async def end(self) -> float | None:
@@ -149,12 +149,12 @@ class TextArenaEnv:
 
     async def _others(self) -> bool:
         """Play the other seats until it is the policy's turn, or the game is over."""
-        while self.game.state.current_player_id != self._seat:
+        while self.game.state.current_player_id != self._player:
             if self._opponent is None:
                 raise ValueError("another player moves; environment.settings.opponent names who")
-            seat, seen = self.turn()
-            self._heard[seat] = f"{self._heard.get(seat, '')}\n{seen}".strip()
-            if self.game.step(await maybe_await(self._opponent(self._heard[seat])))[0]:
+            player, seen = self.turn()
+            self._heard[player] = f"{self._heard.get(player, '')}\n{seen}".strip()
+            if self.game.step(await maybe_await(self._opponent(self._heard[player])))[0]:
                 return True
         return False
 
@@ -164,13 +164,13 @@ class TextArenaEnv:
 
     def turn(self) -> tuple[int, str]:
         """Return whose turn it is, and what that seat has not been shown: what others and the game said."""
-        seat, said = self.game.state.current_player_id, self.game.state.get_current_player_observation()
+        player, said = self.game.state.current_player_id, self.game.state.get_current_player_observation()
         texts = [
             f"[Player {who}] {text.strip()}" if kind == self._said_by_player else text.strip()
             for who, text, kind in said
-            if kind != self._said_by_player or who != seat
+            if kind != self._said_by_player or who != player
         ]
-        return seat, "\n".join(texts)
+        return player, "\n".join(texts)
 
 
 class TextArenaSelfPlay:
@@ -195,20 +195,22 @@ class TextArenaSelfPlay:
         path, key = f"{where.path}/chat/completions", os.environ["OPENAI_API_KEY"]
         is_over = False
         while not is_over:
-            seat, seen = self._env.turn()
+            player, seen = self._env.turn()
             if seen and seen in prompt:
-                raise ValueError(f"the question holds what seat {seat} is shown; write rows by write_questions")
-            shown = seen if seat in said else f"{prompt}\n\n{seen}".strip()
-            talk = said.setdefault(seat, [])
+                raise ValueError(f"the question holds what seat {player} is shown; write rows by write_questions")
+            shown = seen if player in said else f"{prompt}\n\n{seen}".strip()
+            talk = said.setdefault(player, [])
             talk.append({"role": "user", "content": shown})
-            body = {"model": f"player_{seat}", "messages": talk}
+            body = {"model": f"player_{player}", "messages": talk}
             status, reply = await exchange(str(where.hostname), where.port or 80, path, key, body)
             if status != HTTPStatus.OK:
                 break
             talk.append(reply["choices"][0]["message"])
             is_over = self._env.game.step(talk[-1]["content"])[0]
         paid = self._env.game.close()[0] if is_over else {}
-        return EnvReply((), {f"player_{seat}": float(paid.get(seat, 0.0)) for seat in range(self._env.players)}, True)
+        return EnvReply(
+            (), {f"player_{player}": float(paid.get(player, 0.0)) for player in range(self._env.players)}, True
+        )
 
     async def reply(self, text: str) -> EnvReply:
         """Never: it asks, and is not asked."""

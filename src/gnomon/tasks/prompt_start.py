@@ -163,8 +163,8 @@ def _opening_note(opened: str, is_shown: bool) -> str | None:
     if not opened:
         return None
     seen = "rewards see it before what the model says (grading.opening = false leaves it out)"
-    unseen = "rewards do not see it, only what follows (grading.opening = true shows it)"
-    return f"the model's chat template opens every answer with {opened!r}: {seen if is_shown else unseen}"
+    hidden = "rewards do not see it, only what follows (grading.opening = true shows it)"
+    return f"the model's chat template opens every answer with {opened!r}: {seen if is_shown else hidden}"
 
 
 def _twice_note(tokenizer: ChatTokenizer, asked: str) -> str | None:

@@ -11,7 +11,7 @@ from gnomon.core.errors import ConfigError, on_one_line, shortened
 from gnomon.core.sections import check_braces
 from gnomon.tasks.base import Content, Further
 
-UNSEEN = ("images", "image", "videos", "video", "audio", "audios")
+MEDIA = ("images", "image", "videos", "video", "audio", "audios")
 """Columns that a model of text cannot be given."""
 SWITCHES = ("documents", "enable_thinking", "reasoning_effort")
 """Columns that are variables of chat templates by their own name."""
@@ -108,9 +108,9 @@ def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) ->
     'images: gnomon trains on text alone'
     """
     given = {name: value for name, value in values.items() if name not in reward_columns and not _is_empty(value)}
-    unseen = [name for name in UNSEEN if name in given]
-    if unseen:
-        return Further(), f"{unseen[0]}: gnomon trains on text alone; remove the column, {_ELSE}"
+    media = [name for name in MEDIA if name in given]
+    if media:
+        return Further(), f"{media[0]}: gnomon trains on text alone; remove the column, {_ELSE}"
     tools, flaw = _tools(given.get(TOOLS))
     if flaw is not None:
         return Further(), f"{TOOLS}: {flaw}, {_ELSE}"

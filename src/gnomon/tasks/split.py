@@ -223,10 +223,10 @@ class Repetitions:
         columns = question.columns
         asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
         answer = columns.get("answer")
-        beside = {k: v for k, v in columns.items() if k not in NUMBERING} if answer is None else answer
+        compared = {k: v for k, v in columns.items() if k not in NUMBERING} if answer is None else answer
         if question.turns:
-            beside = [beside, question.turns]
-        earlier, same = self._answered.setdefault(digest(asked, beside), (number, question))
+            compared = [compared, question.turns]
+        earlier, same = self._answered.setdefault(digest(asked, compared), (number, question))
         again = [other for other in (number, *copies) if other != earlier]
         self._repeating += len(again)
         self._again = nsmallest(_SHOWN, [*self._again, *((other, earlier) for other in again[:_SHOWN])])

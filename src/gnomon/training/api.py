@@ -308,22 +308,22 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     if os.path.exists(place) or not os.path.isdir(place.parent):
         raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
     import_optional("gguf", "default-model", "a GGUF file")
-    beside, source = place.with_name(f".{place.name}.part"), Path(run)
+    partial_copy, source = place.with_name(f".{place.name}.part"), Path(run)
     try:
         with TemporaryDirectory() if is_adapter(source) else nullcontext("") as spare:
             if spare:
                 write_merged(source, Path(spare))
             source = Path(spare) if spare else checkpoint_of(source)
             model = GgufModel.of(source)
-            model.write(beside, precision or model.own_precision)
-        beside.rename(place)
+            model.write(partial_copy, precision or model.own_precision)
+        partial_copy.rename(place)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{source} lost files while it was read; try again") from error
     except OSError as error:
         raise RunDirectoryError(f"{place} cannot be written: {error.strerror or error}; name another file") from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            partial_copy.unlink(missing_ok=True)
     return place
 
 

@@ -126,7 +126,7 @@ class LiveDiagnosis:
     """Writes findings down when they are new or have become graver, says them once, and remembers which end the run.
 
     Attributes:
-        standing: The file of all findings as they are now.
+        findings: The file of all findings as they are now.
         warn: Is told of each finding that is no note, and again when it becomes severe.
         stop_on: Severities and rules.
         go_on: The command that resumes the run.
@@ -135,7 +135,7 @@ class LiveDiagnosis:
 
     doctor: Doctor
     file: JsonLines
-    standing: CurrentFindings
+    findings: CurrentFindings
     warn: Warn
     stop_on: Sequence[str] = ()
     go_on: str = ""
@@ -165,7 +165,7 @@ class LiveDiagnosis:
                     f"the diagnosis found {finding.rule} ({finding.severity}), which doctor.stop_on names: "
                     f"{finding.summary}. Try: {finding.advice[0]}. To go on all the same: {self.go_on}"
                 )
-        self.standing.write(self.doctor.findings)
+        self.findings.write(self.doctor.findings)
 
     def _is_reason(self, finding: Finding) -> bool:
         grave = [SEVERITIES.index(name) for name in self.stop_on if name in SEVERITIES]
@@ -182,10 +182,10 @@ def live_diagnosis(directory: RunDirectory, plan: DoctorConfig, warn: Warn) -> L
     record = RunRecord(directory.path)
     doctor = Doctor(record.experiment(), chosen(plan.rules))
     replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
-    standing = CurrentFindings(directory.diagnosis, warn)
-    standing.write(doctor.findings)
+    findings = CurrentFindings(directory.diagnosis, warn)
+    findings.write(doctor.findings)
     go_on = f"gnomon resume {quote(str(directory.path))}"
-    return LiveDiagnosis(doctor, JsonLines(directory.findings), standing, warn, plan.stops, go_on)
+    return LiveDiagnosis(doctor, JsonLines(directory.findings), findings, warn, plan.stops, go_on)
 
 
 # Where a step's seconds go.

@@ -158,12 +158,12 @@ class VerifiedWeightSync:
         for name, scores in said.items():
             if (wrong := fault_of_logprobs(scores, len(response))) is not None:
                 raise WeightSyncError(f"the engine {name} answers a score with {wrong}: mend its method score")
-        apart = {name: _separate(own[0].tolist(), scores) for name, scores in said.items()}
+        gaps = {name: _separate(own[0].tolist(), scores) for name, scores in said.items()}
         allowed = self.allowance.nats
-        for name, differs in apart.items():
+        for name, differs in gaps.items():
             if not differs <= allowed:
                 raise WeightSyncError(_otherwise(name, snapshot.version, differs, allowed))
-        largest = max(apart.values(), default=0.0)
+        largest = max(gaps.values(), default=0.0)
         self.allowance.saw(largest)
         return Metrics.of(
             {

@@ -234,7 +234,7 @@ def test_nothing_is_kept_at_rest():
     decoder.rest()
 
     assert decoder._network is None
-    assert all(layer.keys is None and layer.values is None for layer in decoder._lanes.layers)
+    assert all(layer.keys is None and layer.values is None for layer in decoder._grouped.layers)
 
 
 def crowd(decoder, groups, seed):

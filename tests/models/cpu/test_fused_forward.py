@@ -42,7 +42,7 @@ def made(make: Any, seed: int = 3) -> Any:
 def loss(model: Any, is_shared: bool, is_written: bool) -> tuple[torch.Tensor, TokenScores]:
     """Return a loss that uses log-probabilities and entropies, and those."""
     scorer = TokenScorer(model)
-    scorer._trunk._is_tried &= is_written
+    scorer._backbone._is_tried &= is_written
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 96, (len(LENGTHS), 40), generator=generator)
     if is_shared:
@@ -74,7 +74,7 @@ def mean_distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float
 def test_values_and_gradients_are_the_models_own(make: Any, is_shared: bool):
     """In float32, every log-probability, entropy and gradient of a weight, to 3e-6 of its length."""
     model = made(make)
-    assert TokenScorer(model)._trunk._is_tried
+    assert TokenScorer(model)._backbone._is_tried
 
     assert distance(scored(model, is_shared, True), scored(model, is_shared, False)) < 3e-6
 

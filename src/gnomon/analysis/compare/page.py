@@ -62,8 +62,8 @@ def _spent(found: Comparison) -> str:
         return found.setting.limit
     ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
     asked = f"{found.setting.amount:,.0f}"
-    beside = "" if list(ends) == [asked] else f" (budget: {asked})"
-    return f"{' to '.join(ends)} {_tokens(found)}{beside}"
+    budget = "" if list(ends) == [asked] else f" (budget: {asked})"
+    return f"{' to '.join(ends)} {_tokens(found)}{budget}"
 
 
 def _tokens(found: Comparison) -> str:
@@ -100,7 +100,7 @@ def page(found: Comparison) -> str:
     setting = found.setting
     scores = PageSection(
         "Held-out score",
-        _curves(found, lambda standing: standing.curve, "held-out score"),
+        _curves(found, lambda ranked: ranked.curve, "held-out score"),
         "Lines are means over seeds; bands go from the lowest to the highest seed, so they are no intervals.",
         score_rows(found),
         "The interval is a bootstrap over seeds and prompts together; few seeds make it wide, as they should.",
@@ -114,7 +114,7 @@ def page(found: Comparison) -> str:
     )
     rewards = PageSection(
         "Training reward",
-        _curves(found, lambda standing: standing.rewards, "mean reward"),
+        _curves(found, lambda ranked: ranked.rewards, "mean reward"),
         "Of the questions that each algorithm asked; one that chooses hard questions has a lower line.",
         sentences=_said("scales", found),
     )
@@ -168,7 +168,7 @@ def score_rows(found: Comparison) -> Rows:
             f"{s.cost.steps:.0f}",
             f"{s.cost.tokens:,.0f}",
         ]
-        for s in sorted(found.standings, key=lambda standing: -standing.score)
+        for s in sorted(found.standings, key=lambda ranked: -ranked.score)
     ]
     return [head, *rows]
 
@@ -220,10 +220,10 @@ def _share(part: float, whole: float) -> str:
 def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label: str) -> list[str]:
     """Return the picture for wide and for narrow screens."""
     series = []
-    for standing in found.standings:
-        points = bands(standing)
-        lows, highs = ([], []) if len(standing.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
-        series.append(Series(standing.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
+    for ranked in found.standings:
+        points = bands(ranked)
+        lows, highs = ([], []) if len(ranked.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
+        series.append(Series(ranked.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
     title, across = f"{label} against {_tokens(found)}", f"{_tokens(found)}, in training"
     return [chart(series, title, across, label, size=size) for size in PAGE_SIZES]
 

@@ -125,8 +125,8 @@ def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPL
     if scores.min() >= 0 and scores.max() <= 1:
         low, high = max(0.0, low), min(1.0, high)
         if bool(np.isclose(scores.mean(axis=0), center, rtol=0, atol=1e-12).all()):
-            unseen = wilson_interval(min(center, 1.0) * prompts, prompts, confidence)
-            low, high = min(low, unseen.low), max(high, unseen.high)
+            none_seen = wilson_interval(min(center, 1.0) * prompts, prompts, confidence)
+            low, high = min(low, none_seen.low), max(high, none_seen.high)
     return Interval(min(float(low), center), max(float(high), center))
 
 
@@ -450,7 +450,7 @@ class Comparison:
     @property
     def seeds(self) -> int:
         """The largest number of finished seeds of an algorithm."""
-        return max(len(standing.seeds) for standing in self.standings)
+        return max(len(ranked.seeds) for ranked in self.standings)
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object."""

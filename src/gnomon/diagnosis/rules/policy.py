@@ -316,8 +316,8 @@ class WeightsNotArrived:
         """Check the canary, then the growth of the difference."""
         said, allowed = history.latest(CANARY, 1), history.latest(ALLOWED, 1)
         if said and allowed and said[0][1] > allowed[0][1]:
-            apart = {"apart_nats": said[0][1], "compared_with_nats": allowed[0][1]}
-            return alarm("severe", said[0][0], "weights-not-arrived.canary", apart)
+            gap = {"apart_nats": said[0][1], "compared_with_nats": allowed[0][1]}
+            return alarm("severe", said[0][0], "weights-not-arrived.canary", gap)
         is_fresh = history.mean("stream/staleness_steps_mean", self.window) == 0
         name = ENGINE if history.latest(ENGINE, self.window) else GAP if is_fresh else ""
         points, began = history.latest(name, self.window), min(values(history.first(name, self.baseline)), default=0.0)

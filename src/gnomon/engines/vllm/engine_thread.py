@@ -119,7 +119,7 @@ class VllmThread:
         self.taken: dict[str, Fingerprint] = {}
         self._make = make
         self._is_native = is_native
-        self._is_apart = parts > 1
+        self._is_own_process = parts > 1
         self._is_receiving = False
         self._dtype = dtype
         self._most = max_concurrent
@@ -306,7 +306,7 @@ class VllmThread:
                 finished.append(answer)
             elif has_ended:
                 stopped.append(answer)
-        if self._is_apart:
+        if self._is_own_process:
             self._fetch([answer.name for answer in (*finished, *stopped) if not self._is_read(answer.call)])
         for answer in (*finished, *stopped):
             self._finish(answer)

@@ -15,7 +15,7 @@ from gnomon.records.reading import column
 from gnomon.training.evaluate import Evaluation
 
 Rows = Sequence[Mapping[str, Any]]
-WIDE, BESIDE, NARROW = (820, 300), (600, 340), (360, 230)
+WIDE, HALF, NARROW = (820, 300), (600, 340), (360, 230)
 """Sizes of a picture that has the width of the page, that has findings beside it, and of a small one."""
 _Z = 1.959964
 _MOST_MARKS = 24
@@ -95,7 +95,7 @@ def learning_panels(
             scored = Markup(chart(drawn, "Held-out scores", "step", "", plain, NARROW))
             panels.append(Panel("Held-out scores", "With 95% intervals.", scored))
     else:
-        wide = reward_picture(rows, asked, evaluations, marks, BESIDE)
+        wide = reward_picture(rows, asked, evaluations, marks, HALF)
         panels = [Panel("Reward", note, reward_picture(rows, asked, evaluations, plain, NARROW), wide)]
     others = _other_scores(evaluations)
     if others:
@@ -118,8 +118,7 @@ def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[M
         "Mean negative log-likelihood of an answer's token. Held-out loss that rises while the other falls is overfit."
     )
     small, wide = (
-        Markup(chart(drawn, "Loss", "step", "nats a token", at, size))
-        for at, size in ((plain, NARROW), (marks, BESIDE))
+        Markup(chart(drawn, "Loss", "step", "nats a token", at, size)) for at, size in ((plain, NARROW), (marks, HALF))
     )
     return Panel("Loss", note, small, wide)
 

@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from gnomon.insight.watch import views
-from gnomon.insight.watch.lines import BAD, CALM, HEAD, QUIET, WARN, joined, line
+from gnomon.insight.watch.lines import BAD, CALM, HEAD, MUTED, WARN, joined, line
 from gnomon.insight.watch.views import head, overview
 from gnomon.insight.watch.watcher import RunSnapshot, Watcher
 
@@ -117,7 +117,7 @@ class WatchApp(App[None]):
         height = body.size.height
         self._put("head", joined(head(snapshot, width)))
         self._put("tabs", self._tabs(snapshot))
-        self._put("keys", line(*(part for key, what in _FOOT for part in ((key, HEAD), (f" {what}   ", QUIET)))))
+        self._put("keys", line(*(part for key, what in _FOOT for part in ((key, HEAD), (f" {what}   ", MUTED)))))
         made: dict[str, Callable[[], list[Text]]] = {
             "overview": lambda: overview(snapshot, width, height),
             "curves": lambda: views.curves(snapshot, width - 2),
@@ -134,7 +134,7 @@ class WatchApp(App[None]):
         parts: list[tuple[str, str]] = []
         for pane in self.PANES:
             count = len(snapshot.findings) if pane == "findings" else 0
-            style = f"reverse {CALM}" if pane == self.pane else QUIET
+            style = f"reverse {CALM}" if pane == self.pane else MUTED
             parts.append((f" {pane} ", style))
             if count:
                 worst = snapshot.findings[0].severity

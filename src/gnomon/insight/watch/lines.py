@@ -180,7 +180,7 @@ def _stretched(values: Sequence[float], columns: int) -> list[float]:
     return stretched
 
 
-HEAD, QUIET, CALM, FAINT, GOOD, WARN, BAD = "bold", "dim", "cyan", "dim cyan", "green", "yellow", "red"
+HEAD, MUTED, CALM, FAINT, GOOD, WARN, BAD = "bold", "dim", "cyan", "dim cyan", "green", "yellow", "red"
 """The styles of every pane, in the colors that the terminal has for them."""
 
 Part = str | tuple[str, str]
@@ -209,7 +209,7 @@ def spread(left: Text, right: Text, width: int) -> Text:
 
 def title(text: str, width: int, right: str = "") -> Text:
     """Return the heading of a block, with a remark at its end."""
-    return spread(line((cut(text, width), HEAD)), line((cut(right, width - cell_len(text) - 2), QUIET)), width)
+    return spread(line((cut(text, width), HEAD)), line((cut(right, width - cell_len(text) - 2), MUTED)), width)
 
 
 def side_by_side(left: Sequence[Text], right: Sequence[Text], width: int, gap: str = " │ ") -> list[Text]:
@@ -219,7 +219,7 @@ def side_by_side(left: Sequence[Text], right: Sequence[Text], width: int, gap: s
         first = left[number].copy() if number < len(left) else line()
         first.truncate(width, overflow="ellipsis", pad=True)
         second = right[number] if number < len(right) else line()
-        lines.append(line().append_text(first).append(gap, QUIET).append_text(second))
+        lines.append(line().append_text(first).append(gap, MUTED).append_text(second))
     return lines
 
 
@@ -254,7 +254,7 @@ def joined(lines: Sequence[Text]) -> Text:
 def labeled(label: str, value: str, width: int, rest: Part = "", name: int = 11, number: int = 8) -> Text:
     """Return "label  value  rest" in columns, the label quiet; a space is between them also where both are full."""
     is_full = cell_len(label) >= name and cell_len(value) >= number
-    made = line((filled(label, name), QUIET), value.rjust(number + is_full), " " * (2 - is_full))
+    made = line((filled(label, name), MUTED), value.rjust(number + is_full), " " * (2 - is_full))
     shown = rest if isinstance(rest, str) else rest[0]
     left = width - cell_len(made.plain)
     made.append(cut(shown, left), None if isinstance(rest, str) else rest[1])

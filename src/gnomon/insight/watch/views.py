@@ -17,7 +17,7 @@ from gnomon.insight.watch.lines import (
     FAINT,
     GOOD,
     HEAD,
-    QUIET,
+    MUTED,
     WARN,
     chart,
     fitted,
@@ -97,9 +97,9 @@ _LONGEST_END = 160
 
 def head(snapshot: RunSnapshot, width: int) -> list[Text]:
     """Return two lines: the run's name and state; what is trained on what, and how far it is."""
-    state = line((_who(snapshot, width), QUIET)).append_text(badge(snapshot))
+    state = line((_who(snapshot, width), MUTED)).append_text(badge(snapshot))
     first = spread(line((one_line(name_of(snapshot.path), width), HEAD)), state, width)
-    second = spread(line((one_line(subject(snapshot), width), QUIET)), _progress(snapshot, width), width)
+    second = spread(line((one_line(subject(snapshot), width), MUTED)), _progress(snapshot, width), width)
     return fitted([first, second], width)
 
 
@@ -159,7 +159,7 @@ def _alarm(snapshot: RunSnapshot) -> tuple[str, str, str]:
     if snapshot.silent_seconds:
         usual = duration(snapshot.step_seconds or 0.0)
         return WARN, f"No step for {duration(snapshot.silent_seconds)}; lately one took {usual}.", ""
-    return QUIET, "", ""
+    return MUTED, "", ""
 
 
 def _progress(snapshot: RunSnapshot, width: int) -> Text:
@@ -175,7 +175,7 @@ def _progress(snapshot: RunSnapshot, width: int) -> Text:
     return line(
         f"{said[0]}  ",
         (done, CALM),
-        (rest, QUIET),
+        (rest, MUTED),
         f" {100 * snapshot.share:3.0f}%",
         *(f"  {text}" for text in said[1:]),
     )
@@ -219,7 +219,7 @@ def overview(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
 def _learning(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
     """Return the reward as a curve, and a line for each measure of health that the run has."""
     if not snapshot.rows:
-        return [title("reward", width), *(line((row, QUIET)) for row in wrapped(_before_the_first(snapshot), width))]
+        return [title("reward", width), *(line((row, MUTED)) for row in wrapped(_before_the_first(snapshot), width))]
     rows = [health(snapshot, term, width) for term in HEALTH if snapshot.series(term.name)]
     tall = max(3, min(height - 2 - len(rows), height // 2, _TALLEST))
     term = objective(snapshot)
@@ -240,7 +240,7 @@ def curve_lines(values: Sequence[float], term: Term, width: int, height: int) ->
     names = [term.said(high), *[""] * (height - 2), *([term.said(low)] if height > 1 else [])]
     wide = max(map(len, names))
     rows = chart(values, max(width - wide - 1, 1), height, low, high)
-    return [line((f"{name:>{wide}} ", QUIET), (row, CALM)) for name, row in zip(names, rows, strict=True)]
+    return [line((f"{name:>{wide}} ", MUTED), (row, CALM)) for name, row in zip(names, rows, strict=True)]
 
 
 def scale(values: Sequence[float], least: float) -> tuple[float, float]:
@@ -325,7 +325,7 @@ def evaluation(snapshot: RunSnapshot, width: int) -> list[Text]:
     shown = [last] if first is last else [last, first]
     for found in shown:
         style = GOOD if found is last and first is not last and last.low > first.high else ""
-        lines.append(line((f"step {found.step:<6}", QUIET), (f" {found}", style)))
+        lines.append(line((f"step {found.step:<6}", MUTED), (f" {found}", style)))
     return lines
 
 
@@ -343,17 +343,17 @@ def example(word: str, style: str, sample: FindingSample, width: int) -> Text:
     room = max(width - len(word) - len(reward) - 6, 8)
     asked = one_line(sample.question, room // 3)
     answered = one_line(sample.error or sample.response, room - len(asked))
-    return line((word, style), f"{reward}  ", (asked, QUIET), ("  → ", QUIET), answered)
+    return line((word, style), f"{reward}  ", (asked, MUTED), ("  → ", MUTED), answered)
 
 
 def _found(snapshot: RunSnapshot, width: int) -> list[Text]:
     """Return the worst finding and how many there are, on one line."""
     if not snapshot.findings:
-        return [line(("no findings so far", QUIET))]
+        return [line(("no findings so far", MUTED))]
     worst, others = snapshot.findings[0], len(snapshot.findings) - 1
     more = f"  and {others} more, press f" if others else "  press f"
     shown = one_line(worst.summary, max(width - len(more) - 2, 8))
-    return [line(("▲ ", COLORS[worst.severity]), shown, (more, QUIET))]
+    return [line(("▲ ", COLORS[worst.severity]), shown, (more, MUTED))]
 
 
 def _damage(snapshot: RunSnapshot) -> list[Text]:
@@ -389,7 +389,7 @@ def curves(snapshot: RunSnapshot, width: int) -> list[Text]:
         if len(snapshot.series(term.name)) > 0
     ]
     if not terms:
-        return [*banner(snapshot, width), line(("no step yet", QUIET))]
+        return [*banner(snapshot, width), line(("no step yet", MUTED))]
     count = max(1, width // _CURVE_WIDTH)
     wide = (width - 3 * (count - 1)) // count
     lines: list[Text] = []
@@ -408,14 +408,14 @@ def samples(snapshot: RunSnapshot, width: int) -> list[Text]:
     if not found.count:
         return [
             *banner(snapshot, width),
-            line(("no rollouts on disk yet (records.rollouts = false writes none)", QUIET)),
+            line(("no rollouts on disk yet (records.rollouts = false writes none)", MUTED)),
         ]
     of = f"{found.count}{' first' if found.is_part else ''} answers of step {found.step}"
     groups = (("best", GOOD, found.best), ("worst", BAD, found.worst), ("could not be judged", WARN, found.failed))
     lines: list[Text] = []
     for called, style, chosen in groups:
         if chosen:
-            lines.append(line((called, f"{HEAD} {style}"), (f"  of {of}", QUIET)))
+            lines.append(line((called, f"{HEAD} {style}"), (f"  of {of}", MUTED)))
         for sample in chosen:
             lines.extend(_sample(sample, width))
     return fitted(lines, width)
@@ -426,8 +426,8 @@ def findings(snapshot: RunSnapshot, width: int) -> list[Text]:
     if not snapshot.findings:
         return [
             *banner(snapshot, width),
-            line(("no findings so far", QUIET)),
-            line((one_line(f"gnomon doctor {quote(str(snapshot.path))} looks through the whole run", width), QUIET)),
+            line(("no findings so far", MUTED)),
+            line((one_line(f"gnomon doctor {quote(str(snapshot.path))} looks through the whole run", width), MUTED)),
         ]
     return fitted([shown for found in snapshot.findings for shown in _finding(found, width)], width)
 
@@ -435,10 +435,10 @@ def findings(snapshot: RunSnapshot, width: int) -> list[Text]:
 def keys(width: int) -> list[Text]:
     """Return what the keys do and what the names mean."""
     lines = [title("keys", width)]
-    lines += [line((f"{key:<16}", ""), (meaning, QUIET)) for key, meaning in _WORDS["keys"].items()]
+    lines += [line((f"{key:<16}", ""), (meaning, MUTED)) for key, meaning in _WORDS["keys"].items()]
     lines += [line(), title("what is shown", width)]
     lines += [_meaning(term) for term in (REWARD, *HEALTH, *FLOW)]
-    lines += [line(), line(("Curves run from the first step to now; each has a scale of its own.", QUIET))]
+    lines += [line(), line(("Curves run from the first step to now; each has a scale of its own.", MUTED))]
     return fitted(lines, width)
 
 
@@ -462,8 +462,8 @@ def _curve(snapshot: RunSnapshot, term: Term, width: int) -> list[Text]:
 
 def _sample(sample: FindingSample, width: int) -> list[Text]:
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3f}"
-    rows = [line((f"{reward}  ", ""), (one_line(sample.task_id, max(width - len(reward) - 2, 8)), QUIET))]
-    rows += [line("  ", (row, QUIET)) for row in wrapped(sample.question, width - 2, 6)]
+    rows = [line((f"{reward}  ", ""), (one_line(sample.task_id, max(width - len(reward) - 2, 8)), MUTED))]
+    rows += [line("  ", (row, MUTED)) for row in wrapped(sample.question, width - 2, 6)]
     rows += [line("  ", row) for row in wrapped(sample.response, width - 2, _ANSWER_LINES)]
     if sample.error is not None:
         rows += [line("  ", (row, WARN)) for row in wrapped(sample.error, width - 2, 4)]
@@ -473,11 +473,11 @@ def _sample(sample: FindingSample, width: int) -> list[Text]:
 def _finding(found: Finding, width: int) -> list[Text]:
     style = COLORS[found.severity]
     when = f"step {found.step}" if found.first_step == found.step else f"steps {found.first_step} to {found.step}"
-    rows = [line(("▲ ", style), (one_line(found.rule, width - 24), HEAD), (f"  {found.severity}, {when}", QUIET))]
+    rows = [line(("▲ ", style), (one_line(found.rule, width - 24), HEAD), (f"  {found.severity}, {when}", MUTED))]
     rows += [line("  ", row) for row in wrapped(found.summary, width - 2)]
     numbers = ", ".join(f"{name} {written(value)}" for name, value in found.evidence.items())
-    rows += [line("  ", (row, QUIET)) for row in wrapped(numbers, width - 2, 3)] if numbers else []
-    rows += [line("  ", (row, QUIET)) for row in wrapped(found.meaning, width - 2, 6)]
+    rows += [line("  ", (row, MUTED)) for row in wrapped(numbers, width - 2, 3)] if numbers else []
+    rows += [line("  ", (row, MUTED)) for row in wrapped(found.meaning, width - 2, 6)]
     for advice in found.advice:
         first, *others = wrapped(advice, width - 6, 4)
         rows += [line(("  → ", style), first), *(line("    ", row) for row in others)]
@@ -485,4 +485,4 @@ def _finding(found: Finding, width: int) -> list[Text]:
 
 
 def _meaning(term: Term) -> Text:
-    return line((f"{term.label:<16}", ""), (term.meaning, QUIET))
+    return line((f"{term.label:<16}", ""), (term.meaning, MUTED))

@@ -425,8 +425,8 @@ class Watcher:
 
     def _current_findings(self) -> list[Finding]:
         """Return the findings in their newest words; where no such file is there, in those in which they were news."""
-        standing = self._ranking.look()
-        return newest(self._findings.rows) if standing is None else standing
+        ranking = self._ranking.look()
+        return newest(self._findings.rows) if ranking is None else ranking
 
     def _damaged(self) -> dict[str, int]:
         files = (self._metrics, self._evaluations, self._findings)

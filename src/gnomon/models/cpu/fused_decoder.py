@@ -287,7 +287,7 @@ class FusedDecoder(AlignedDecoder):
         super().__init__(model)
         self._model = model
         self._kernels = kernels_of(next(model.parameters()))
-        self._lanes = self._cache = GroupedKVCache(
+        self._grouped = self._cache = GroupedKVCache(
             len(DynamicCache(config=model.config).layers), thins=not self._kernels
         )
         self._network: _Network | None = None
@@ -297,12 +297,12 @@ class FusedDecoder(AlignedDecoder):
         if self._network is None:
             self._network = _Network(self._model, self._kernels)
         count, rows = len(tokens), round_rows(len(tokens))
-        layout = self._lanes.before_step(room, rows)
+        layout = self._grouped.before_step(room, rows)
         ids = torch.tensor([*tokens, *[0] * (rows - count)])
-        logits = self._network(ids, layout, self._lanes.layers)[:count]
+        logits = self._network(ids, layout, self._grouped.layers)[:count]
         self._forward.calls += 1
         self._forward.tokens += count
-        self._lanes.after_step()
+        self._grouped.after_step()
         self._trace.extend(None)
         return logits
 

@@ -109,8 +109,8 @@ class Kernels:
         """Norm the first N heads of ``made`` Float[R M D] in place, each with its own row of ``weight`` Float[N D]."""
         (rows, total, size), turned = made.shape, len(weight)
         pointers = _addresses(made, weight, made)
-        apart = total * size
-        self._library.norm(*pointers, None, rows * turned, size, turned, apart, apart, epsilon, _threads())
+        stride = total * size
+        self._library.norm(*pointers, None, rows * turned, size, turned, stride, stride, epsilon, _threads())
 
     def norm_back(
         self,
@@ -155,7 +155,7 @@ class Kernels:
         angles: tuple[Tensor, Tensor],
         places: Tensor,
         buffers: tuple[Tensor, Tensor],
-        lanes: int,
+        rows_per_block: int,
         scale: float,
     ) -> Tensor:
         """Rotate queries and keys, write keys and values, and return the attention's output Float[R H * D].
@@ -167,7 +167,7 @@ class Kernels:
                 after the
                 prompt, and the row's lane. Rows without an entry get zeros.
             buffers: Keys and values Float[N K C D].
-            lanes: Lanes per block.
+            rows_per_block: Rows that a block holds, each at its own place ("lane").
             scale: Of the scores.
         """
         keys, values = buffers
@@ -175,7 +175,7 @@ class Kernels:
         heads = made.shape[1] - 2 * shared
         result = made.new_zeros(made.shape[0], heads * size)
         pointers = _addresses(made, *angles, places, keys, values, result)
-        sizes = (len(places), heads, shared, size, columns, lanes)
+        sizes = (len(places), heads, shared, size, columns, rows_per_block)
         _check_memory(self._library.attend(*pointers, *sizes, scale, _threads()))
         return result
 

@@ -128,8 +128,8 @@ class KeptPrompts:
 def _content(task: Task) -> bytes:
     """Return question and answer; without an answer, all columns but those that number rows."""
     answer = task.columns.get("answer")
-    beside = {k: v for k, v in task.columns.items() if k not in _NUMBERING} if answer is None else answer
-    return json.dumps([task.text, beside], sort_keys=True, default=str).encode(errors="backslashreplace")
+    columns = {k: v for k, v in task.columns.items() if k not in _NUMBERING} if answer is None else answer
+    return json.dumps([task.text, columns], sort_keys=True, default=str).encode(errors="backslashreplace")
 
 
 def _numbered(contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -201,17 +201,17 @@ class TaskIndex:
         """Return what a saved state carries so that `check` can tell whose it is."""
         return {"tasks": len(self), "fingerprint": self.fingerprint}
 
-    def check(self, stamp: dict[str, Any], what: str) -> None:
+    def check(self, saved: dict[str, Any], what: str) -> None:
         """Refuse a saved state of another task set, or of the same tasks in another order.
 
         Raises:
             ConfigError: Naming ``what``, both sizes and both fingerprints.
         """
-        if stamp["tasks"] == len(self) and stamp["fingerprint"] == self.fingerprint:
+        if saved["tasks"] == len(self) and saved["fingerprint"] == self.fingerprint:
             return
         raise ConfigError(
-            f"the saved {what} belongs to another task set: it has {stamp['tasks']} tasks (fingerprint "
-            f"{stamp['fingerprint']}), this run has {len(self)} ({self.fingerprint}). Success rates are kept "
+            f"the saved {what} belongs to another task set: it has {saved['tasks']} tasks (fingerprint "
+            f"{saved['fingerprint']}), this run has {len(self)} ({self.fingerprint}). Success rates are kept "
             "by task, so resume with the same tasks in the same order, or start a new run from exported rates"
         )
 

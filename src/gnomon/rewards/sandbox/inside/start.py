@@ -83,13 +83,13 @@ def _run(job: SandboxJob) -> int | None:
         source = None if job.is_kept else file.read()
     # The limit on threads counts those of a user in all its processes, but in a user namespace only those inside.
     others = _threads_of_all()
-    is_apart = "namespaces" in job.walls and namespaces.enter()
-    job.threads += 0 if is_apart and os.getuid() == namespaces.NOBODY else others
+    has_namespaces = "namespaces" in job.walls and namespaces.enter()
+    job.threads += 0 if has_namespaces and os.getuid() == namespaces.NOBODY else others
     child = os.fork()
     if child:
         _witness(child, job)
     try:
-        stand = _wall_in(job, is_apart)
+        stand = _wall_in(job, has_namespaces)
     except Exception as error:
         _say(job.report, f"refused {type(error).__name__}: {error}")
         os._exit(1)
@@ -164,7 +164,7 @@ def _witness(child: int, job: SandboxJob) -> None:
     os._exit(0)
 
 
-def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
+def _wall_in(job: SandboxJob, has_namespaces: bool) -> list[str]:
     """Put up the walls and return the names of those that stand.
 
     Raises:
@@ -173,12 +173,12 @@ def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
     readable, hidden = _library()
     stand = ["limits"]
     writable = ["/dev/null"]
-    if is_apart:
+    if has_namespaces:
         namespaces.furnish(readable, hidden, job.packages, job.files_mib)
         writable.append(namespaces.WORK)
         stand.append("namespaces")
     elif "bubblewrap" in job.walls:
-        is_apart = True
+        has_namespaces = True
         writable.append(namespaces.WORK)
     readable += job.packages
     _limit(job)
@@ -190,7 +190,7 @@ def _wall_in(job: SandboxJob, is_apart: bool) -> list[str]:
     if version:
         stand.append(f"landlock-{version}")
     if "seccomp" in job.walls:
-        seccomp.restrict(os.getpid(), is_apart)
+        seccomp.restrict(os.getpid(), has_namespaces)
         stand.append("seccomp")
     return stand
 
