@@ -121,7 +121,10 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
     [
         ("model=folder", "model folder 'folder' has no config.json; it holds: nothing"),
         ("model=own.py", "model 'own.py' is a file; give the folder"),
-        ("model=org/gone", "'org/gone'. Known: smollm2-135m-instruct, tiny, tiny-moe, tiny-sums; it is no folder here"),
+        (
+            "model=org/gone",
+            "'org/gone'. Known: smollm2-135m-instruct, tiny, tiny-moe, tiny-sums; it is not a local folder",
+        ),
         ("task=folder", "task 'folder' is a folder; give the file of questions in it"),
         ("rewards=own.py:scor", "rewards = 'own.py:scor': unknown name 'scor'; did you mean 'score'?"),
         ("algorithm=own.py:OWNN", "algorithm = 'own.py:OWNN': unknown name 'OWNN'; did you mean 'OWN'?"),

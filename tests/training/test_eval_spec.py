@@ -66,7 +66,7 @@ def test_names_that_mean_nothing_are_refused(tmp_path: Path):
     """A checkpoint is a number or one of two words, and only runs have any."""
     with pytest.raises(ConfigError, match="a checkpoint is best, newest or a number of steps such as 24, got 'last'"):
         EvalTarget(begun(tmp_path), "last")
-    with pytest.raises(ConfigError, match="tiny is no run, so it has no checkpoint 4"):
+    with pytest.raises(ConfigError, match="tiny has no checkpoint 4: no run directory was found there"):
         EvalTarget("tiny", 4)
 
 

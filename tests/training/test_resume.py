@@ -227,7 +227,7 @@ def unsaved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow)]
 )
 def test_a_signal_saves_and_exits_with_its_number(tmp_path: Path, unsaved: Path, number: signal.Signals, code: int):
-    """The step at hand is finished and saved, the exit code is 128 + signal, and the message says how to go on."""
+    """The current step is finished and saved, the exit code is 128 + signal, and the message says how to go on."""
     run = tmp_path / "stopped"
     ran = signaled(run, number, overrides("grpo", "checkpoints.every=0", steps=SIGNALED))
     saved = [path.name for path in (run / "checkpoints").glob("step-*")]

@@ -23,7 +23,7 @@ from gnomon.training.run import StopRequest
 from gnomon.training.signals import stopping
 
 stop = StopRequest()
-with stopping(stop, lambda said: print(said, flush=True), "the step at hand", "gnomon resume RUN"):
+with stopping(stop, lambda said: print(said, flush=True), "this step", "gnomon resume RUN"):
     print("working", flush=True)
     until = time.monotonic() + 60
     while time.monotonic() < until and (len(sys.argv) == 1 or not stop.signal):
@@ -47,7 +47,7 @@ def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signa
     program = busy()
     program.send_signal(number)
     assert program.stdout.readline() == (
-        f"stopping: the step at hand is finished and saved first; {again} once more stops at once, without saving\n"
+        f"stopping: finishing and saving this step; {again} again quits now, without saving\n"
     )
     assert program.poll() is None
     began = time.monotonic()
@@ -61,7 +61,7 @@ def test_the_first_signal_is_answered_and_the_second_does_not_wait(number: signa
 
 
 def test_a_terminal_that_goes_twice_lets_it_finish():
-    """The kernel and the shell each send SIGHUP: the step at hand is finished, and the lines to nowhere end nothing."""
+    """The kernel and the shell each send SIGHUP: the current step is finished, and the lines to nowhere end nothing."""
     program = busy("obedient")
     for _ in range(3):
         program.send_signal(signal.SIGHUP)
@@ -130,5 +130,5 @@ def test_a_run_says_that_it_is_stopping_before_it_has_stopped(tmp_path: Path):
     said = ran.stderr.splitlines()
 
     assert ran.returncode == 130
-    assert "stopping: the step at hand is finished and saved first; Ctrl-C once more stops at once" in ran.stderr
+    assert "stopping: finishing and saving this step; Ctrl-C again quits now" in ran.stderr
     assert said[-1].endswith(f"and saved; go on with: gnomon resume {run}")

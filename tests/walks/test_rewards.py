@@ -132,7 +132,7 @@ def test_a_reward_that_always_fails_stops_the_run(place: Path, capsys: Capture):
     assert (code, said.out) == (1, "")
     assert "gnomon train: the run failed: 11 of the last 11 samples (100%) could not be graded" in said.err
     assert "own: ZeroDivisionError: a fault in the reward" in said.err
-    assert "Mend the reward, or allow more errors (grading.max_error_fraction)." in said.err
+    assert "Fix the reward function, or allow more errors (grading.max_error_fraction)." in said.err
     assert any(f"{a}+{b}=" in said.err for a in range(5) for b in range(5))
     assert "Traceback" not in said.err
 

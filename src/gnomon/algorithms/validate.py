@@ -1,4 +1,4 @@
-"""Checks of a composition: contradictions are refused with the changes that mend them; remarks name what is unusual."""
+"""Checks of a composition: contradictions are refused with the changes that fix them; remarks name what is unusual."""
 
 import copy
 from collections import Counter
@@ -62,7 +62,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One mistake: what is wrong and why, and the changes that may mend it, the likeliest first."""
+    """One mistake: what is wrong and why, and the changes that may fix it, the likeliest first."""
 
     reason: str
     candidates: tuple[Fix, ...] = ()
@@ -83,7 +83,7 @@ def said(refusal: Refusal, algorithm: Composition, rules: Rules) -> str:
 
 
 def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator[str]:
-    """Yield the changes that mend something; two changes at once only where none does alone."""
+    """Yield the changes that fix something; two changes at once only where none does alone."""
     wrong = len(rules(algorithm))
     after = [(change, changed(algorithm, change)) for change in refusal.candidates]
     alone = [str(change) for change, altered in after if len(rules(altered)) < wrong]
@@ -175,7 +175,7 @@ def validate(algorithm: Composition) -> None:
     """Check a composition.
 
     Raises:
-        ConfigError: The message lists everything that is wrong, each with the changes that mend it, as they are typed.
+        ConfigError: The message lists everything that is wrong, each with the changes that fix it, as they are typed.
     """
     check_places(algorithm)
     check_finite(algorithm)
@@ -257,7 +257,7 @@ def _advantage(algorithm: Composition) -> Iterator[Refusal]:
     said: set[tuple[str, str]] = set()
     for place, advantage in parts_of(algorithm.advantage):
         for refusal in _scaled_twice(place, advantage) if isinstance(advantage, Whitened | Normalized) else ():
-            # Of what is nested the outermost is named: its remedy mends all.
+            # Of what is nested the outermost is named: its remedy fixes all.
             if (place.removesuffix(".of"), refusal.reason) not in said:
                 yield refusal
             said.add((place, refusal.reason))

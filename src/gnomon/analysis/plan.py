@@ -116,8 +116,8 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
     checkpoint = _checkpoint(resolved, size, precision)
     steps = experiment.steps - experiment.first_step
     records = int(rollouts * steps * 40 * experiment.sampling.max_completion_length)
-    reckoned = _step_seconds(resolved, size, precision, asked_tokens, asked.mean_answer_tokens)
-    seconds = max(_LEAST_SECONDS, reckoned)
+    estimated = _step_seconds(resolved, size, precision, asked_tokens, asked.mean_answer_tokens)
+    seconds = max(_LEAST_SECONDS, estimated)
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
     plan = RunEstimate(
         steps=steps,

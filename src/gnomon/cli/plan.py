@@ -1,7 +1,8 @@
 """gnomon plan EXPERIMENT [key=value ...]: validate everything and say what a step does, without training.
 
-With --hardware: what the same experiment would do on a cluster of such devices, which need not be here: how to part
-them, memory, seconds of every stage, the bottleneck, and what gnomon does not carry. Its model may be a shape alone.
+With --hardware: simulate the experiment on a cluster of such devices, none of which has to be on this machine: how to
+split them, memory, seconds of each stage, the bottleneck, and what gnomon does not support there. Of the model only
+config.json is needed.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     resolved = Resolved(experiment)
     with Console() as console:
         asked, *_ = checked(resolved, console)
-    with working("reckoning what a step takes"):
+    with working("estimating what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
     return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, to_toml(experiment))
@@ -75,7 +76,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         changed: The last of its settings, which were added so that the experiment fits.
 
     Raises:
-        ConfigError: It does not fit. Where settings would mend that, the forecast with them was printed.
+        ConfigError: It does not fit. Where settings would fix that, the forecast with them was printed.
     """
     with working("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
@@ -95,7 +96,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         given.answer_tokens,
     )
     try:
-        with working("reckoning what a step takes"):
+        with working("estimating what a step takes"):
             found = planner.forecast(place)
     except ConfigError:
         ways = [] if changed else [way.split() for way, _ in search.remedies(place) if not way.startswith("--")]

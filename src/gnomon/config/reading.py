@@ -415,7 +415,7 @@ def _check_model(last: Mapping[str, Any], is_here: bool) -> None:
     model = last.get("model")
     if not isinstance(model, str) or model in BUILT_IN:
         return
-    if is_here:  # a plan for other hardware takes a shape alone
+    if is_here:  # a plan for other hardware needs config.json alone
         check_place(model)
 
 

@@ -248,7 +248,7 @@ def as_names() -> str:
             for f in (f for f in fields(piece) if f.init):
                 said = kind_of(get_type_hints(piece)[f.name])
                 pieces[place][f.name] = said if pieces[place].get(f.name, said) == said else ""
-    bounds = {"algorithm.num_generations": {"": "at least 1"}}  # an algorithm says it with the change that mends it
+    bounds = {"algorithm.num_generations": {"": "at least 1"}}  # an algorithm says it with the change that fixes it
     for setting in settings():
         bounds.setdefault(setting.key, {}).setdefault(setting.kind, setting.bound)
     for place, fitting in slots().items():

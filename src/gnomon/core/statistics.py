@@ -488,7 +488,7 @@ class Difference:
 
     @property
     def detectable(self) -> float:
-        """The smallest true difference that so many prompts find 4 times in 5."""
+        """The smallest true difference that so many prompts detect at 80% power."""
         return _DISTANCE * self.spread / math.sqrt(self.prompts)
 
     @property
@@ -515,13 +515,13 @@ class Difference:
             return "The two did equally well on every prompt; more prompts, or samples, may still tell them apart."
         if self.prompts < FEWEST:
             return f"Fewer than {FEWEST} prompts settle nothing, however large the difference; ask more."
-        finds = f"So many prompts find a true difference of {self.detectable:.3f} or more 4 times in 5"
+        finds = f"Minimum detectable difference at 80% power: {self.detectable:.3f}"
         needed = self.prompts_needed
         if needed is None:
             return f"{finds}."
         if needed <= self.prompts:
             return f"{finds}; the p-value is near the limit, and another {self.prompts} prompts would settle it."
-        return f"{finds}; one of {abs(self.mean):.3f} takes about {needed:,} prompts."
+        return f"{finds}; {abs(self.mean):.3f} takes about {needed:,} prompts."
 
 
 def paired_difference(
@@ -589,7 +589,7 @@ def paired_difference(
 
 
 def prompts_needed(mean: float, spread: float, power: float = POWER, significance: float = SIGNIFICANCE) -> int | None:
-    """Return how many prompts find a true difference of ``mean`` with the probability ``power``.
+    """Return how many prompts detect a difference of ``mean`` with the probability ``power``.
 
     n = ((z_(1 - significance / 2) + z_power) spread / mean)^2, at least 6: below that no sign-flip test reaches 5%.
 
@@ -612,7 +612,7 @@ def prompts_needed(mean: float, spread: float, power: float = POWER, significanc
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, in the order given: each may be held against 5% by itself.
+    """Return p-values corrected for multiple comparisons, in the order given: each may be held against 5% by itself.
 
     The i-th smallest of m (from 0) becomes the largest of (m - j) p_j over j <= i, at most 1. The chance of one false
     finding or more is then 5% at most, however the comparisons depend on each other; never less powerful than

@@ -90,7 +90,7 @@ class ShutdownRequest:
 Message = GenerateRequest | LoadRequest | InspectRequest | SleepRequest | ShutdownRequest
 _Outbox = list[Callable[[], None]]
 _PATIENCE_SECONDS = 5.0
-"""How long `stop` waits for the step at hand; a thread that hangs in it ends with the process."""
+"""How long `stop` waits for the current step; a thread that hangs in it ends with the process."""
 
 
 class EngineThread:

@@ -65,8 +65,8 @@ HALVINGS = 3
 def within_memory(passes: ForwardRunner, work: Callable[[], T]) -> T:
     """Return what ``work`` returns; where memory ends, halve the tokens of a micro-batch and do it again.
 
-    Losses and gradients are sums over micro-batches, so a step in halves is the same step, to rounding; whoever was
-    broken off has dropped its gradients, and nothing was updated. The smaller budget stays for the rest of the run.
+    Losses and gradients are sums over micro-batches, so a step in halves is the same step, to rounding; the
+    interrupted pass dropped its gradients, and nothing was updated. The smaller budget stays for the rest of the run.
 
     Raises:
         LearnerError: Three halvings in a row did not help; the message holds the numbers.

@@ -275,7 +275,7 @@ def _start(rank: int, size: int, device: torch.device, folder: Path) -> LocalWor
             stdout=subprocess.DEVNULL,
             stderr=log,
             env={**os.environ, **_environment(size, rank, device)},
-            # Stop signals stay blocked in it: the run answers them, and needs every rank to finish the step at hand.
+            # Stop signals stay blocked in it: the run answers them, and needs every rank to finish the current step.
             start_new_session=True,
         )
     return LocalWorkerHandle(rank, program, ours, Channel(ours), log)

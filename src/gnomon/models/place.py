@@ -60,18 +60,17 @@ def check_hub(name: str) -> bool:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    hint = f"{unknown('model', name, BUILT_IN)}; it is no folder here"
+    hint = f"{unknown('model', name, BUILT_IN)}; it is not a local folder"
     try:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return True
     except HFValidationError as error:
-        raise ModelError(f"{hint} and no name of the hub: {first_line(error)}") from error
+        raise ModelError(f"{hint}, nor a name of the hub: {first_line(error)}") from error
     if constants.HF_HUB_OFFLINE:
-        raise ModelError(f"{hint}, not in the local hub cache, and HF_HUB_OFFLINE forbids fetching it")
+        raise ModelError(f"{hint} and not cached, and HF_HUB_OFFLINE=1 blocks the download")
     if fault := _hub_fault(constants.ENDPOINT):
         raise ModelError(
-            f"{hint}, not in the local hub cache, and the hub could not be reached ({fault}). Give a local folder or a "
-            "built-in name"
+            f"{hint} and not cached, and the hub could not be reached ({fault}). Give a local folder or a built-in name"
         )
     return False
 

@@ -20,13 +20,13 @@ _CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
 
 _FELL = {
     "recomputed": "no cache gave the answers of {name}, so every token is drawn by a whole forward pass: 164 times as "
-    "many tokens computed for answers of 256 to prompts of 100 (reckoned)",
+    "many tokens computed for answers of 256 to prompts of 100 (estimated)",
     "in waves": "no cache that rows can join gave the answers of {name}, so only prompts of one length are drawn "
     "together: drawing took 1.4 to 2.2 times as long as plain transformers with prompts of four lengths (measured)",
     "unrecorded": "recorded decoding steps (CUDA graphs) did not give the answers of {name}, so each kernel of a step "
     "is launched by itself: a step of 24 small layers took 8 times as long (measured on an H200)",
     "forgotten": "keys and values that are kept between turns did not give the answers of {name}, so each turn "
-    "computes its conversation again: 4.5 times as many tokens at 8 turns of one length (reckoned)",
+    "computes its conversation again: 4.5 times as many tokens at 8 turns of one length (estimated)",
     "kernel": "{name} is not used on {device}: {why}. Slower kernels take its place ({variable}; not measured)",
     "row by row": "{name} does more with its head's output than scaling or bounding it, so learning computes row by "
     "row: an update took 1.5 to 1.8 times as long as plain transformers (measured)",
@@ -81,13 +81,14 @@ def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: 
         )
         yield (
             f"{why}, so each turn computes its conversation again: {(turns + 1) / 2:g} times as many tokens at "
-            f"{turns} turns of one length (reckoned)"
+            f"{turns} turns of one length (estimated)"
         )
     text = model.config.get_text_config()
     if cache_name(accepted(model)) is None:
         yield (
             f"{type(model).__name__} takes no cache, so every token is drawn by a whole forward pass: about "
-            f"{recomputing_factor(prompt, answer):,.0f} times as many tokens computed at answers of {answer} (reckoned)"
+            f"{recomputing_factor(prompt, answer):,.0f} times as many tokens computed at answers of {answer} "
+            "(estimated)"
         )
     if vars(text).get("attn_logit_softcapping") is not None:
         yield (

@@ -63,7 +63,7 @@ class Console:
         self._is_over: threading.Event | None = None
 
     def start(self, steps: int, first: int = 0) -> None:
-        """Begin to count steps, from ``first`` to ``steps``; time left is reckoned from here."""
+        """Begin to count steps, from ``first`` to ``steps``; time left is estimated from here."""
         self.steps, self.first = steps, first
         self._began = self._printed = self._clock()
 

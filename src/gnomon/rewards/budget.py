@@ -50,7 +50,7 @@ class FaultBudget:
             return
         raise GradingError(
             f"{count} of the last {recent} conversations ended because the environment failed in one way: {cause}\n"
-            "Mend that line; a tool that may raise is answered with its error by environment.on_error = 'reply'."
+            "Fix that line; a tool that may raise is answered with its error by environment.on_error = 'reply'."
         )
 
 
@@ -98,6 +98,6 @@ class ErrorBudget:
         raise GradingError(
             f"{count} of the last {recent} samples ({count / recent:.0%}) "
             f"could not be graded, more than {self._max_fraction:.0%} of a window of {self._window}. "
-            f"Look at:\n  {listed}\nMend the reward, or allow more errors "
+            f"Look at:\n  {listed}\nFix the reward function, or allow more errors "
             "(grading.max_error_fraction)."
         )

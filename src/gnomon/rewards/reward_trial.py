@@ -179,9 +179,7 @@ def _other_form(bench: "_Bench", number: int) -> str:
             return (
                 f"it can read completions that are {form}: set messages = {str(messages).lower()} beside its function"
             )
-    return (
-        "mend the function: it returns one finite number (True is 1), in TRL's form a list of one for each completion"
-    )
+    return "fix the function: it returns one finite number (True is 1), in TRL's form a list of one for each completion"
 
 
 @dataclass

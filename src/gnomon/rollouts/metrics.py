@@ -151,7 +151,7 @@ def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
     cause, _ = Counter(e.cause for e in failed).most_common(1)[0]
     return (
         f"{len(failed)} of {len(endings)} conversations of a step ended in a reply that failed, most often: {cause}; "
-        "they are trained on as far as they went. If the environment is at fault and not the answers, stop and mend it"
+        "they are trained on as far as they went. If the environment is at fault and not the answers, stop and fix it"
     )
 
 

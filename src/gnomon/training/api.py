@@ -115,7 +115,7 @@ def train_experiment(
     """Train a loaded experiment in a new run directory, or go on with the run of it that is there.
 
     Args:
-        stop: A program's own way to end it after the step at hand, as SIGTERM does on the command line.
+        stop: A program's own way to end it after the current step, as SIGTERM does on the command line.
 
     Raises:
         UserError: Before any weight is read.
@@ -145,7 +145,7 @@ def train_experiment(
         if experiment.model == TINY_SUMS:
             console.say(TAUGHT)
         if asked.split.dropped:
-            console.say(f"{asked.split.dropped:,} training questions are given up, because they are held out")
+            console.say(f"{asked.split.dropped:,} training prompts were removed, because they are also held out")
         try:
             if asked.exams:
                 console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
@@ -601,7 +601,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         console.say(f"run {directory.path}: {card.reproducibility}")
         stack.enter_context(falls_told(partial(write_slow, directory.card)))
         reach("start")
-        stack.enter_context(stopping(stop, console.say, "the step at hand", f"gnomon resume {typed}"))
+        stack.enter_context(stopping(stop, console.say, "this step", f"gnomon resume {typed}"))
         try:
             run_alone(run_training(replace(session, cluster=cluster), found, stop))
         except Stopped as stopped:

@@ -235,7 +235,7 @@ def check_counted(
     ]
     if said:
         raise ConfigError(
-            "a run that was broken off could not go on as the same run:\n  " + "\n  ".join(said) + "\n"
+            "an interrupted run could not be resumed exactly:\n  " + "\n  ".join(said) + "\n"
             "Give the piece state() and restore() that hold all of it and let it be one of the run's parts, compute "
             "draws from seed and step, or make it a frozen dataclass without lists and dictionaries"
         )

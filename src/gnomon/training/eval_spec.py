@@ -54,7 +54,9 @@ class EvalTarget:
                 f"a checkpoint is {BEST}, {NEWEST} or a number of steps such as 24, got '{self.checkpoint}'"
             )
         if self.checkpoint != NEWEST and not self.is_run:
-            raise ConfigError(f"{self.model} is no run, so it has no checkpoint {self.checkpoint}; leave that out")
+            raise ConfigError(
+                f"{self.model} has no checkpoint {self.checkpoint}: no run directory was found there (experiment.toml)"
+            )
 
     @property
     def is_run(self) -> bool:

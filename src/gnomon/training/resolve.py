@@ -162,7 +162,7 @@ class Resolved:
         if self.device.type == "cpu" and not self.native:
             said.append(
                 "there are no functions in C (no compiler, or GNOMON_NATIVE=0), so PyTorch does what they would: "
-                "generation and updates take up to twice as long (reckoned: docs/speed.md)"
+                "generation and updates take up to twice as long (estimated: docs/speed.md)"
             )
         return tuple(said)
 

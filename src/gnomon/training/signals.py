@@ -29,7 +29,7 @@ def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: 
     A second SIGHUP does not: a terminal that goes sends it, and so does the shell. Under nohup none is taken.
 
     Args:
-        what: Is finished and saved first, such as "the step at hand".
+        what: Is finished and saved first, such as "this step".
         go_on: The command that goes on with it.
     """
     asked: SimpleQueue[int] = SimpleQueue()
@@ -51,7 +51,7 @@ def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: 
         # A thread of its own: what prints may be at work where the signal comes, and may not be entered twice.
         if number := asked.get():
             again = "Ctrl-C" if number == signal.SIGINT else "the signal"
-            say(f"stopping: {what} is finished and saved first; {again} once more stops at once, without saving")
+            say(f"stopping: finishing and saving {what}; {again} again quits now, without saving")
 
     try:
         before = {number: signal.signal(number, request) for number in asking_signals()}

@@ -1,4 +1,4 @@
-"""The training loop: prompts, rollouts, advantages, loss, weights, and round again."""
+"""The training loop: prompts, rollouts, advantages, loss, new weights, step after step."""
 
 from gnomon.algorithms.metrics import measure_advantages
 from gnomon.core.failpoints import reach

@@ -157,7 +157,7 @@ class VerifiedWeightSync:
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
         for name, scores in said.items():
             if (wrong := fault_of_logprobs(scores, len(response))) is not None:
-                raise WeightSyncError(f"the engine {name} answers a score with {wrong}: mend its method score")
+                raise WeightSyncError(f"the engine {name} answers a score with {wrong}: fix its method score")
         gaps = {name: _separate(own[0].tolist(), scores) for name, scores in said.items()}
         allowed = self.allowance.nats
         for name, differs in gaps.items():

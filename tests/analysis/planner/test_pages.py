@@ -23,7 +23,7 @@ def test_a_table_is_put_between_its_marks():
 
 
 def test_one_machine_is_planned_as_the_page_says():
-    """The first row of each table is what is reckoned now for eight GPUs and 7 billion parameters."""
+    """The first row of each table is what is estimated now for eight GPUs and 7 billion parameters."""
     now = tables((8,), MODELS[:1])
 
     for name in ("layout", "seconds"):

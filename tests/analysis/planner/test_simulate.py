@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
 from gnomon.analysis.planner.layout import Layout, UpdatePace, answering, pace_of, stages
-from gnomon.analysis.planner.search import best_layout, layouts, reckoned
+from gnomon.analysis.planner.search import best_layout, estimated, layouts
 from gnomon.analysis.planner.simulate import Flow, SimulatedEngine, Timing, run_virtually, simulate
 
 Maker = Callable[..., Deployment]
@@ -193,10 +193,10 @@ def test_the_best_split_is_better_than_others(make_place: Maker):
     """Of eight devices every split is tried, and the one that is found is the fastest by the formulas too."""
     place = make_place(devices=8, prompts=8, staleness=1)
     found = best_layout(place)
-    seconds = [reckoned(place, stages(place, layout)) for layout in layouts(place)]
+    seconds = [estimated(place, stages(place, layout)) for layout in layouts(place)]
 
     assert len(seconds) > 3
-    assert reckoned(place, found.stages) <= min(seconds) * 1.05
+    assert estimated(place, found.stages) <= min(seconds) * 1.05
     assert found.flow.tokens_per_second > 0
 
 

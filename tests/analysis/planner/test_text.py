@@ -12,7 +12,7 @@ from tests.random_model import RANDOM
 from gnomon.analysis.planner.deployment import Deployment, Lengths, job_of
 from gnomon.analysis.planner.hardware import SOURCES
 from gnomon.analysis.planner.layout import stages
-from gnomon.analysis.planner.search import best_layout, engine_parts, layouts, reckoned, timing
+from gnomon.analysis.planner.search import best_layout, engine_parts, estimated, layouts, timing
 from gnomon.analysis.planner.text import forecast, limits
 from gnomon.cli.main import main
 from gnomon.config.experiment import load
@@ -223,7 +223,7 @@ def test_a_model_that_one_device_cannot_serve_gets_engines_of_several(make_place
 
 
 def test_a_device_with_room_for_few_answers_gets_a_second(make_place: Callable[..., Deployment]):
-    """66 GB of weights leave 4 of 72 for keys and values: engines of more than one are reckoned to be faster."""
+    """66 GB of weights leave 4 of 72 for keys and values: engines of more than one are estimated to be faster."""
     place = make_place("qwen3-32b", devices=32, prompts=16, staleness=1, answers=Lengths(2000, 8000), generations=16)
     alone = [layout for layout in layouts(place) if layout.parts == 1]
 
@@ -231,7 +231,7 @@ def test_a_device_with_room_for_few_answers_gets_a_second(make_place: Callable[.
 
     assert engine_parts(place) == 1
     assert best.layout.parts > 1
-    assert reckoned(place, best.stages) < min(reckoned(place, stages(place, layout)) for layout in alone)
+    assert estimated(place, best.stages) < min(estimated(place, stages(place, layout)) for layout in alone)
 
 
 def test_parts_that_break_say_at_which_number(make_place: Callable[..., Deployment]):

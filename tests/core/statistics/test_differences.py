@@ -193,8 +193,8 @@ def test_equal_gains_are_not_certainty(gain: float):
         (
             [1] * 10 + [0] * 12 + [1] * 178,
             [0] * 10 + [1] * 12 + [1] * 178,
-            "(p = 0.832, McNemar's exact test): within noise. So many prompts find a true difference of 0.066 or more "
-            "4 times in 5; one of 0.010 takes about 8,670 prompts.",
+            "(p = 0.832, McNemar's exact test): within noise. Minimum detectable difference at 80% "
+            "power: 0.066; 0.010 takes about 8,670 prompts.",
         ),
         ([1, 0] * 5, [1, 0] * 5, "(p = 1.000, McNemar's exact test): within noise. The two did equally well on every"),
         (
@@ -202,7 +202,7 @@ def test_equal_gains_are_not_certainty(gain: float):
             [1] * 5,
             "within noise. Fewer than 6 prompts settle nothing, however large the difference; ask more.",
         ),
-        ([1, 0] * 5, [0, 1] * 5, "within noise. So many prompts find a true difference of 0.934 or more 4 times in 5."),
+        ([1, 0] * 5, [0, 1] * 5, "within noise. Minimum detectable difference at 80% power: 0.934."),
     ],
     ids=["rose", "noise", "alike", "five", "balanced"],
 )

@@ -154,7 +154,7 @@ def run_jobs(
         console.say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
     threads = _threads(min(workers, len(jobs)))
     stop = StopRequest()
-    words = ("the step at hand of each run", "the same command")
+    words = ("the current step of each run", "the same command")
     with _Jobs() as worker_group, stopping(stop, console.say, *words), console.phase("training", len(left)) as phase:
         while left or worker_group.working:
             while left and not stop.signal and len(worker_group.working) < workers:

@@ -69,12 +69,12 @@ class Contrast:
 
     @property
     def detectable(self) -> float:
-        """The smallest true difference that a comparison of this size finds 4 times in 5, at 5% uncorrected."""
+        """The smallest true difference that a comparison of this size detects at 80% power, at 5% uncorrected."""
         spread = math.sqrt(self.seed_variance + self.prompt_variance)
         return (student_quantile(SIGNIFICANCE, self.df) + _NORMAL.inv_cdf(POWER)) * spread
 
     def seeds_needed(self, difference: float) -> int | None:
-        """Return the approximate seeds that find a true difference 4 times in 5 on these prompts; None if none do.
+        """Return the approximate seeds that detect a true difference at 80% power on these prompts; None if none do.
 
         The estimate keeps the error from prompts, although the interaction of prompts and seeds shrinks as well. With
         one seed the variance between seeds is unknown, and the result is None.
@@ -85,7 +85,7 @@ class Contrast:
         return max(2, math.ceil(self.seeds * self.seed_variance / left))
 
     def prompts_needed(self, difference: float) -> int:
-        """Return the approximate least number of prompts that find a true difference 4 times in 5."""
+        """Return the approximate least number of prompts that detect a true difference at 80% power."""
         return max(self.prompts, math.ceil(self.prompts * self.prompt_variance / _target(difference)))
 
 
@@ -239,7 +239,7 @@ def _degrees(of_seeds: float, seeds: int, of_prompts: float, prompts: int) -> fl
 
 
 def _target(difference: float) -> float:
-    """Return the squared standard error at which a true difference is found 4 times in 5."""
+    """Return the squared standard error at which a true difference is detected at 80% power."""
     return (difference / (_NORMAL.inv_cdf(1 - SIGNIFICANCE / 2) + _NORMAL.inv_cdf(POWER))) ** 2
 
 

@@ -59,13 +59,13 @@ def best_layout(place: Deployment) -> BestLayout:
             f"{place.shape.name} does not fit on {many(place.devices, 'device')} of "
             f"{place.hardware.memory / GIGABYTE:.0f} GB, however they are parted ({error}).\nIt fits with {ways}"
         ) from error
-    ranked = sorted(fitting, key=lambda layout: reckoned(place, stages(place, layout)))
+    ranked = sorted(fitting, key=lambda layout: estimated(place, stages(place, layout)))
     found = [(layout, stages(place, layout)) for layout in ranked[:CANDIDATES]]
     run = [BestLayout(layout, taken, simulated(place, layout, taken)) for layout, taken in found]
     return max(run, key=lambda one: one.flow.tokens_per_second)
 
 
-def reckoned(place: Deployment, taken: Stages) -> float:
+def estimated(place: Deployment, taken: Stages) -> float:
     """Return the estimated seconds of a step."""
     depth = place.job.staleness - place.job.slack
     if depth <= 0:
@@ -181,7 +181,7 @@ def _shorter(job: PlannedJob) -> dict[str, PlannedJob]:
 
 def _seconds(place: Deployment) -> float:
     """Return the estimated seconds of the best layout's step."""
-    return min(reckoned(place, stages(place, layout)) for layout in layouts(place))
+    return min(estimated(place, stages(place, layout)) for layout in layouts(place))
 
 
 def widths(place: Deployment, fewest: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The forecast for a cluster as sentences and as JSON, with the parts of gnomon that would not carry it."""
+"""The forecast for a cluster as sentences and as JSON, with the parts of gnomon that would not support it."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class ClusterForecast:
         yield f"Set: {' '.join(self.settings)}"
         yield from self.advice
         if self.limits:
-            yield "What gnomon's present parts cannot carry, or barely carry:"
+            yield "What gnomon's present parts do not support, or barely support:"
             yield from (f"  - {said}" for said in self.limits)
         yield "These numbers are computed, not measured. Numbers that are not on a data sheet:"
         yield from _assumed(self.place)

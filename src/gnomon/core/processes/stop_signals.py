@@ -1,6 +1,6 @@
 """The signals that ask a run to stop, and how processes of a run leave the answer to the run.
 
-A scheduler sends them to all processes of a job at once. The run finishes the step at hand and saves; a process that
+A scheduler sends them to all processes of a job at once. The run finishes the current step and saves; a process that
 grades, replies or computes for that step must not end meanwhile. It ends with the run, by a closed socket.
 """
 

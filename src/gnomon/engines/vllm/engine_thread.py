@@ -26,7 +26,7 @@ from gnomon.models.hf_names import HfNames
 from gnomon.models.transfer.fingerprint import Fingerprint, fingerprint
 
 _PATIENCE_SECONDS = 30.0
-"""How long `stop` waits for the step at hand and for vLLM to be torn down."""
+"""How long `stop` waits for the current step and for vLLM to be torn down."""
 
 
 @dataclass(eq=False)

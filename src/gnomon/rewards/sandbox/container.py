@@ -97,7 +97,7 @@ class ContainerSandbox:
         if shutil.which(self.engine) is None:
             raise ConfigError(f'{asked}: {self.engine} is not on the PATH; install it, or take sandbox = "auto"')
         if why := _fault([self.engine, "info"]):
-            raise ConfigError(f"{asked}: {self.engine} does not answer ({why}); start it, or mend its configuration")
+            raise ConfigError(f"{asked}: {self.engine} does not answer ({why}); start it, or fix its configuration")
         if _fault([self.engine, "image", "inspect", self.image]):
             raise ConfigError(f"{asked}: there is no image '{self.image}' here; {self.engine} pull {self.image}")
         try:
