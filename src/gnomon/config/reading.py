@@ -107,7 +107,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         file = str(source).partition("=")[2]
         first = f": {file}" if file.endswith(".toml") else f", such as quickstart {source}"
         raise ConfigError(f"'{source}' is a setting, and an experiment comes first{first}")
-    if path.suffix != ".toml" and not os.path.exists(path):
+    if not re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) and not os.path.exists(path):
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file{_setting(path)}")
     try:
         return parse_toml(read_plain(path).decode("utf-8"))
@@ -527,6 +527,8 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
     if kinds.get(at) in {kind for types in known.values() for kind in types}:
         known = {name: types for name, types in known.items() if {"", kinds[at]} & types.keys()}
     also = ("N", "extract", "verifier") if section.endswith("rewards.N") else ("N",)
+    if {*known} == {"N"} and name != "N":
+        raise ConfigError(f"{at} is a list: write [[{at}]] in a file, {at}.0.{name} on the command line")
     if section and known and name not in {*known, *also}:
         raise ConfigError(f"{at}: {unknown('key', name, known)}")
     inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

@@ -131,11 +131,11 @@ def train_experiment(
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
-        for note in loaded.notes:
-            console.say(f"understood: {note}")
         if run_dir is not None:
             RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
         asked, chosen, inherited = checked(resolved, console)
+        for note in loaded.notes:  # not before: an error would make them moot
+            console.say(f"understood: {note}")
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
         resolved, experiment = anchored, anchored.experiment
