@@ -34,6 +34,15 @@ SHARE = "shard-{:05d}-model-00001-of-00001.safetensors"
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
+def extremes(tensor: Tensor) -> tuple[float, float]:
+    """Return the least and the greatest number of a tensor, NaN where it holds one; 0 and 0 of an empty one."""
+    if tensor.numel() == 0:
+        return 0, 0
+    # Both at once: from an accelerator each number is a wait of its own.
+    low, high = torch.stack(torch.aminmax(tensor.detach())).tolist()
+    return low, high
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in one file or several, which is read as far as its rows are asked for.

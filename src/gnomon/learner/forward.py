@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.progress import working
+from gnomon.core.tensor_files import extremes
 from gnomon.core.types import SEQUENCE_FIELDS, TOKEN_FIELDS, Batch, TopLogprobs
 from gnomon.learner.loss import ComputeStats
 from gnomon.learner.mesh import Mesh, SingleProcess
@@ -529,7 +530,7 @@ class ForwardRunner:
         return self.mesh.total(logprobs), entropy
 
     def _planned(self, batch: Batch, rows: Tensor, scorer: TokenScorer | ValueScorer) -> list[tuple[Tensor, Batch]]:
-        low, high = (int(end) for end in torch.aminmax(batch.tokens)) if batch.tokens.numel() else (0, 0)
+        low, high = extremes(batch.tokens)
         if not 0 <= low <= high < self._vocabulary:
             raise LearnerError(
                 f"tokens from {low} to {high} are to be learned from, and the model's vocabulary has "

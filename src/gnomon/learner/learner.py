@@ -387,12 +387,8 @@ class TorchLearner:
         """
         self._check(state)
         self._optimizer.restore(state)
-        if self._critic is not None:
-            self._critic.restore(part(state, "critic"))
-        if self._average is not None:
-            self._average.restore(part(state, "proximal"))
-        if self._reference.average is not None:
-            self._reference.average.restore(part(state, "reference"))
+        for name, held in self._further().items():
+            held.restore(part(state, name))
         self._lag.restore(part(state, "lag"))
         self._version = int(state.values["version"])
         self._passes.work = (
@@ -647,6 +643,11 @@ class TorchLearner:
             )
         return self._critic
 
+    def _further(self) -> dict[str, CriticLearner | MovingAverage]:
+        """Return what this learner has beside the policy, by the names under which its state holds them."""
+        found = {"critic": self._critic, "proximal": self._average, "reference": self._reference.average}
+        return {name: held for name, held in found.items() if held is not None}
+
     def _composition(self) -> dict[str, str]:
         """Return what the state has beside the policy, in words."""
         found = dict(PLAIN)
@@ -664,9 +665,5 @@ class TorchLearner:
         if len(numbers) != 3 or any(type(n) is not int or n < 0 for n in numbers):
             raise ValueError(f"version and work are {str(numbers)[:60]}, and should be counts")
         self._optimizer.check(state)
-        if self._critic is not None:
-            self._critic.check(part(state, "critic"))
-        if self._average is not None:
-            self._average.check(part(state, "proximal"))
-        if self._reference.average is not None:
-            self._reference.average.check(part(state, "reference"))
+        for name, held in self._further().items():
+            held.check(part(state, name))

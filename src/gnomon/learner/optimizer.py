@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from gnomon.core.errors import CheckpointError, NotFiniteError, bounded, check_bounds
 from gnomon.core.failpoints import reach
+from gnomon.core.tensor_files import extremes
 from gnomon.core.types import Loan, State
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
@@ -116,7 +117,7 @@ def sound(name: str, saved: Tensor, least: float = -math.inf) -> Tensor:
     Raises:
         CheckpointError: It has a number below that, or one that is not finite.
     """
-    low, high = (float(end) for end in torch.aminmax(saved)) if saved.numel() else (0.0, 0.0)
+    low, high = extremes(saved)
     if not (saved.is_floating_point() and least <= low and math.isfinite(low) and math.isfinite(high)):
         said = f"{saved.dtype} from {low} to {high}"
         raise CheckpointError(f"{name} in the saved state is {said}, and no run makes such numbers")
@@ -262,10 +263,10 @@ class Optimizer:
         """Raise NotFiniteError naming a weight that is not finite, in every process."""
         fault = ""
         for name, master in self.masters.parameters.items():
-            low, high = torch.aminmax(master.detach()) if master.numel() else torch.zeros(2)
-            if not fault and not bool(low.isfinite() & high.isfinite()):
+            low, high = extremes(master)
+            if not fault and not (math.isfinite(low) and math.isfinite(high)):
                 fault = (
-                    f"the weight {name} is not finite ({float(low)} to {float(high)}), so these weights are not "
+                    f"the weight {name} is not finite ({low} to {high}), so these weights are not "
                     "published; resume from the newest checkpoint with a lower learning rate"
                 )
         agree(self.masters.mesh, fault)

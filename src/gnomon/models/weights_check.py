@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from gnomon.core.errors import ModelError, refusal_of
+from gnomon.core.tensor_files import extremes
 from gnomon.models.auto_class import empty_model
 from gnomon.models.forward import Forward
 from gnomon.models.place import FILES
@@ -353,7 +354,7 @@ def check_numbers(model: nn.Module, place: str) -> None:
     saved = model.state_dict().keys()
     buffers = [(n, b) for n, b in model.named_buffers() if n in saved and b.is_floating_point()]
     for name, parameter in (*model.named_parameters(), *buffers):
-        low, high = (float(x) for x in torch.aminmax(parameter.detach())) if parameter.numel() else (0.0, 0.0)
+        low, high = extremes(parameter)
         if not (abs(low) < float("inf") and abs(high) < float("inf")):
             raise ModelError(f"model '{place}': the weight {name} holds NaN or an infinity; give a model without")
         if isinstance(parameter, nn.Parameter) and max(abs(low), abs(high)) > _LARGEST:

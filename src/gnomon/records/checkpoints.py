@@ -28,7 +28,7 @@ from gnomon.core.atomic_files import (
 )
 from gnomon.core.errors import LIMITS, CheckpointError, refusal_of
 from gnomon.core.failpoints import reach
-from gnomon.core.tensor_files import stored, write_tensors
+from gnomon.core.tensor_files import extremes, stored, write_tensors
 from gnomon.core.types import State
 from gnomon.records.jsonl import Warn, warn_on_stderr
 from gnomon.records.manifest import find_damage, size_bytes, verify, write_manifest
@@ -102,12 +102,8 @@ def _check_tensor(name: str, tensor: Tensor, own: Tensor) -> None:
     if tensor.is_floating_point() and bool(own.isfinite().all()) and not bool(tensor.isfinite().all()):
         raise ValueError(f"the tensor {name} has numbers that are not finite")
     # Counts, positions and tokens; what has a sign, as streaks do, is shorter.
-    if tensor.dtype in (torch.int32, torch.int64) and not all(0 <= n <= _LARGEST for n in _ends(tensor)):
+    if tensor.dtype in (torch.int32, torch.int64) and not all(0 <= n <= _LARGEST for n in extremes(tensor)):
         raise ValueError(f"the tensor {name} has numbers that are not from 0 to 2^53")
-
-
-def _ends(tensor: Tensor) -> list[int]:
-    return [int(end) for end in torch.aminmax(tensor)] if tensor.numel() else []
 
 
 def _require(holds: bool, name: str, value: Any, what: str) -> None:

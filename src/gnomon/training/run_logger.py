@@ -316,7 +316,8 @@ class RunLogger:
         for sink in self.sinks:
             sink.write(step, values)
         reach("record")
-        self.recorder.begin(partial(self._record, step, finished, batch, seen))
+        if self.rollouts is not None or self.batches is not None:
+            self.recorder.begin(partial(self._record, step, finished, batch, seen))
         self.console.step(step, values)
         self._warn_of_failures(finished)
         if self.diagnosis is not None:
