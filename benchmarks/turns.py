@@ -25,7 +25,7 @@ from benchmarks.harness.timing import peak_gib, repeat
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.learner.allocator import tune_machine
 from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.models.decoder import vocabulary_size
@@ -80,7 +80,7 @@ def measured(model: Any, kept_bytes: int, given: argparse.Namespace) -> dict[str
         made = random.Random(f"{number}")
         said = [made.randrange(1, vocabulary) for _ in range(given.question)]
         for turn in range(given.turns):
-            [done] = await engine.generate(said, [draw_key(version, 0, "", number, turn)], sampling)
+            [done] = await engine.generate(said, [sample_key(version, 0, "", number, turn)], sampling)
             said += [*done.tokens, *(made.randrange(1, vocabulary) for _ in range(given.reply))]
 
     async def step() -> None:

@@ -14,7 +14,7 @@ from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch, Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.sections import LearnerConfig, default_budget
@@ -115,7 +115,7 @@ async def generate(
 ) -> tuple[list[list[Completion]], float]:
     """Return all answers, each of the whole length, and the seconds until the last one came."""
     sampling = Sampling(max_completion_length=work.answer)
-    keys = [[draw_key(0, version, str(p), k) for k in range(work.size)] for p in range(work.groups)]
+    keys = [[sample_key(0, version, str(p), k) for k in range(work.size)] for p in range(work.groups)]
     finish(device)
     began = time.perf_counter()
     asked = (engine.generate(_prompt(p, work), own, sampling) for p, own in enumerate(keys))

@@ -12,7 +12,7 @@ from benchmarks.harness.timing import peak_gib, repeat
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.learner.allocator import tune_machine
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.models.load import load_model
@@ -35,7 +35,7 @@ def decode(size: Size, repeats: int) -> BenchResult:
         await engine.load(Snapshot(version, lambda: iter(())))
 
     async def ask() -> None:
-        keys = [[draw_key(version, 0, str(p), k) for k in range(size.generations)] for p in range(len(prompts))]
+        keys = [[sample_key(version, 0, str(p), k) for k in range(size.generations)] for p in range(len(prompts))]
         pairs = zip(prompts, keys, strict=True)
         answers = await asyncio.gather(*(engine.generate(prompt, own, sampling) for prompt, own in pairs))
         assert all(len(one.tokens) == size.budget for answer in answers for one in answer)

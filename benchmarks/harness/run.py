@@ -20,7 +20,7 @@ from benchmarks.harness.sizes import Size, size_of
 from benchmarks.harness.timing import lap, wait_until_idle
 from gnomon import SPIN
 from gnomon.core.errors import ConfigError, RunError, unknown
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 from gnomon.core.redaction import without_secrets
 
 CASES = tuple(CONTENDERS)
@@ -116,7 +116,7 @@ def conduct(
         if others:
             work.write_text(_last_line(Ran.of(_contender("work", "-", size.name, folder), conditions), "the work"))
         order = sorted([*own[1:], *others], key=lambda program: [*asked].index(program.case))
-        each = counted(order, "measuring", len(order))
+        each = track(order, "measuring", len(order))
         results += [with_limits(play(program, conditions, say), roofline) for program in each]
     settings = {
         "size": size.name,
@@ -144,12 +144,12 @@ def _own(case: str, name: str, size: Size, repeats: int) -> PeerProgram:
 
 def play(program: PeerProgram, conditions: Conditions, say: Say) -> BenchResult:
     """Return what one contender shows; a failure, or that it was stopped, is part of the result."""
-    with working("waiting for other programs to be quiet", is_brief=True):
+    with show_progress("waiting for other programs to be quiet", is_brief=True):
         is_quiet = not conditions.quiet_seconds or wait_until_idle(conditions.quiet_seconds)
     if not is_quiet:
         say(f"the machine is not quiet: what other programs do is in the numbers of {program.case}")
     say(f"{program.case}: {program.contender} ...")
-    with working(f"measuring {program.contender}", is_brief=True), lap() as measured:
+    with show_progress(f"measuring {program.contender}", is_brief=True), lap() as measured:
         ran = Ran.of(program, conditions)
     spent = {"wall_seconds": round(measured.seconds, 2), "peak_process_gib": round(ran.peak_gib, 3)}
     if measured.others is not None:

@@ -17,7 +17,7 @@ from experiments.claims.estimates import MeasuredValues, NotMeasured
 from gnomon.algorithms.user_pieces import load_object
 from gnomon.core.atomic_files import write_durably, write_json
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.user_code import told_before_code
+from gnomon.core.user_code import on_user_code
 from gnomon.records.console import Console
 from gnomon.records.run_card import PACKAGES, cpu_name, installed
 
@@ -123,7 +123,7 @@ class ClaimFolder:
         source = self.path / CODE
         try:
             # Of a claim nothing is named by an experiment of the user's: it is what the verb is about.
-            with told_before_code(lambda named: None):
+            with on_user_code(lambda named: None):
                 found = load_object(f"{source}:CLAIM")
         except ConfigError as error:
             why = error.__cause__

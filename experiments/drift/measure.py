@@ -28,7 +28,7 @@ from gnomon.rollouts.curriculum.tracker import DecayRule
 from gnomon.rollouts.rollout import Rollouter
 from gnomon.rollouts.scheduler import RolloutScheduler
 from gnomon.training.baseline_tracking import PromptBaseline
-from gnomon.training.build_data import choosing, keeping, questions
+from gnomon.training.build_data import build_curriculum, keeping, questions
 
 
 @dataclass
@@ -65,7 +65,7 @@ async def measure(source: str, overrides: Sequence[str]) -> dict[str, object]:
     """Return the agreement over all revisits of one run."""
     experiment = load(source, ["algorithm=spo", "algorithm.tracker.initial=prior", *overrides]).experiment
     asked = questions(experiment)
-    chosen = choosing(experiment.algorithm, asked.split.train, experiment.seed)
+    chosen = build_curriculum(experiment.algorithm, asked.split.train, experiment.seed)
     model = load_model(experiment.model, dtype_of(resolve_precision(experiment.learner.precision)))
     learner, engine = TorchLearner(model, experiment.learner, experiment.steps), LocalEngine(model)
     task_index = TaskIndex(asked.split.train[i].id for i in range(len(asked.split.train)))

@@ -31,6 +31,16 @@ RETIRED = {
     "standing", "sweeper", "trunk", "unseen", "untracked", "unvalued", "valuing",
 }  # fmt: skip
 
+# Names of modules, classes and functions that had such a word in another sense than the field's.
+RETIRED_NAMES = {
+    "anchored", "deal_rows", "dismiss_team", "draw_key", "elsewhere", "lets_in", "lies_in_line",
+    "may_write_out", "own_key", "say_whose_code", "shown_by", "staged", "take_back", "talk_by", "taught_rows",
+    "telling_rows", "told_before_code", "walls_of", "weakened", "within_memory",
+    "Asker", "Brood", "Caution", "Crew", "Gang", "Judging", "Labor", "Lesson", "Nursery", "Own", "Partner", "Practiced",
+    "Seat", "Shelf", "Told", "Unmeasured", "Unpracticed", "Untracked", "Valuing", "assemble", "examination",
+    "glimpse", "obituary", "restarting", "rewinding", "roster", "session", "staging", "stopping", "vllm_serve",
+}  # fmt: skip
+
 # Settings of experiments, which people have in their files.
 SETTINGS = {"trunk", "frozen_trunk"}
 
@@ -91,6 +101,7 @@ def test_retired_words_do_not_come_back():
         if name not in SETTINGS
         for w in sorted(words(name) & RETIRED)
     ]
+    found += [f"{spot(p, line)}: {name}" for p in SOURCES for name, line in defined(p) if name in RETIRED_NAMES]
 
     none_of(found, "use the field's term; docs/glossary.md has it")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.architecture.sources import MODULES, parse
 
 START = ("gnomon.training.api", "train_experiment", frozenset({"loaded"}))
-CARRIERS = ("TrainingContext", "Resolved", "resolve", "anchored", "replace", "settled")
+CARRIERS = ("TrainingContext", "Resolved", "resolve", "with_absolute_paths", "replace", "settled")
 """Calls whose result holds the experiment that they were given."""
 MEMBERS = ("experiment", "resolved")
 ROOMS = (

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gnomon.cluster.ray import import_ray
-from gnomon.cluster.start import check_key, lets_in, loopback_ray, own_key, show_key
+from gnomon.cluster.start import accepts_token, auth_token, check_key, loopback_ray, show_key
 from gnomon.core.errors import ConfigError
 
 # ClusterInfoRequest of Ray's ray_client.proto: field 1, the type, is PING, 6.
@@ -50,17 +50,17 @@ def server(key: str, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED) ->
 def test_a_key_is_tried_at_either_door(door: str):
     """The one that fits is let in, another and none are not, and where nobody asks everybody is."""
     with server("Bearer a") as closed, server("") as wide:
-        assert [lets_in(door + closed, key) for key in ("Bearer a", "Bearer b", "")] == [True, False, False]
-        assert [lets_in(door + wide, key) for key in ("Bearer a", "")] == [True, True]
+        assert [accepts_token(door + closed, key) for key in ("Bearer a", "Bearer b", "")] == [True, False, False]
+        assert [accepts_token(door + wide, key) for key in ("Bearer a", "")] == [True, True]
 
 
 def test_what_says_nothing_of_keys_is_left_to_ray():
     """Another kind of server, and one that does not answer: neither is refused for a key."""
     with server("Bearer a", grpc.StatusCode.UNIMPLEMENTED) as other:
-        assert lets_in(other) is None
+        assert accepts_token(other) is None
         check_key(other, "")
         check_key(other, "Bearer b")
-    assert lets_in("127.0.0.1:1") is None
+    assert accepts_token("127.0.0.1:1") is None
 
 
 def test_a_key_that_does_not_fit_is_refused_in_words():
@@ -83,19 +83,19 @@ def test_the_key_is_read_where_ray_reads_it(tmp_path: Path, monkeypatch: pytest.
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert own_key() == ""
+    assert auth_token() == ""
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("home\n")
-    assert own_key() == "Bearer home"
+    assert auth_token() == "Bearer home"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "named"))
     with pytest.raises(ConfigError, match=r"cannot be read from .*/named: No such file"):
-        own_key()
+        auth_token()
     (tmp_path / "named").write_text(" named ")
-    assert own_key() == "Bearer named"
+    assert auth_token() == "Bearer named"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "said")
-    assert own_key() == "Bearer said"
+    assert auth_token() == "Bearer said"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert own_key() == ""
+    assert auth_token() == ""
 
 
 def test_a_program_that_imported_ray_before_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):

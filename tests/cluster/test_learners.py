@@ -140,7 +140,7 @@ def test_nobody_outside_reaches_a_cluster_that_was_started_here(cluster: Cluster
 
     assert len(listening) >= 6
     assert isinstance(distributed.worker_group, RayWorkerGroup)
-    assert distributed.worker_group.meeting == str(distributed.worker_group.scratch / "meeting")
+    assert distributed.worker_group.rendezvous == str(distributed.worker_group.scratch / "rendezvous")
     assert stat.S_IMODE(distributed.worker_group.scratch.stat().st_mode) == 0o700
     # 127.0.0.1, the same as an IPv6 address, and ::1.
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

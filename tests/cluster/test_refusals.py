@@ -12,7 +12,7 @@ from tests.forked import Forked, ended
 
 from gnomon.cli.main import main
 from gnomon.cluster import start
-from gnomon.cluster.hook import places_of
+from gnomon.cluster.hook import resource_bundles
 from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
 from gnomon.cluster.reaper import FAREWELL
 from gnomon.cluster.start import HeadMonitor
@@ -166,16 +166,16 @@ def test_a_run_takes_a_place_for_each_of_its_parts():
     """Graders take a CPU for each of their processes."""
     experiment = load("tiny", [*TINY, "learner.processes=2", "engine.count=3", "grading.workers=4"]).experiment
 
-    assert places_of(Resolved(experiment)) == [ResourceBundle("learner")] * 2 + [ResourceBundle("engine")] * 3 + [
-        ResourceBundle("grader", 4.0)
-    ]
+    assert resource_bundles(Resolved(experiment)) == [ResourceBundle("learner")] * 2 + [
+        ResourceBundle("engine")
+    ] * 3 + [ResourceBundle("grader", 4.0)]
 
 
 def test_an_engine_of_several_parts_takes_them_of_one_machine():
     """A CPU each, and where there are GPUs, one each; said in words, and refused where it makes no sense."""
     plan = load("tiny", [*TINY, "engine=vllm", "engine.tensor_parallel=2", "engine.count=2"]).experiment
 
-    assert places_of(Resolved(plan))[1:3] == [ResourceBundle("engine", 2.0)] * 2
+    assert resource_bundles(Resolved(plan))[1:3] == [ResourceBundle("engine", 2.0)] * 2
     assert asked([ResourceBundle("engine", 2.0, 2.0)] * 2) == "2 engines of 2 CPUs and 2 GPUs"
     with pytest.raises(ConfigError, match="gnomon's own engine holds its model on one device"):
         load("tiny", ["engine.tensor_parallel=2"])

@@ -10,7 +10,7 @@ import pytest
 from tests.random_model import RANDOM
 
 from gnomon.algorithms import GRPO, NAMED, Algorithm, TruncatedIS
-from gnomon.config.experiment import Experiment, anchored, from_table, load, to_toml
+from gnomon.config.experiment import Experiment, from_table, load, to_toml, with_absolute_paths
 from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.core.sections import EngineConfig, EvalSampling, GrammarConfig
@@ -118,7 +118,7 @@ def test_named_files_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     table = {**read(RANDOM), "rewards": ["mine.py:score", "package.module:other"], "task": "rows.jsonl"}
 
-    experiment = anchored(from_table(table).experiment)
+    experiment = with_absolute_paths(from_table(table).experiment)
 
     assert experiment.task.path == str(tmp_path / "rows.jsonl")
     assert [r.verifier.function for r in experiment.rewards] == [f"{tmp_path}/mine.py:score", "package.module:other"]

@@ -14,7 +14,14 @@ from gnomon.core import failpoints
 from gnomon.core.errors import ConfigError
 
 SOURCES = Path(failpoints.__file__).parents[1]
-DIES = "from gnomon.core.failpoints import reach; reach('ask'); print('once', flush=True); reach('ask'); print('twice')"
+DIES = """
+from gnomon.core.failpoints import failpoint
+
+failpoint("ask")
+print("once", flush=True)
+failpoint("ask")
+print("twice")
+"""
 
 
 def test_a_point_kills_when_it_is_reached_for_the_nth_time():
@@ -29,10 +36,10 @@ def test_a_point_can_be_a_full_disk():
     """It raises what a full disk raises, once; other points, and the same one later, are passed."""
     failpoints.arm("record:1:full")
     try:
-        failpoints.reach("ask")
+        failpoints.failpoint("ask")
         with pytest.raises(OSError, match="No space left") as raised:
-            failpoints.reach("record")
-        failpoints.reach("record")
+            failpoints.failpoint("record")
+        failpoints.failpoint("record")
     finally:
         failpoints.arm("")
 
@@ -52,6 +59,6 @@ def test_a_point_that_is_none_is_refused(wrong: str, said: str):
 def test_every_point_is_somewhere_in_the_program():
     """Each name stands in exactly one place of the package, and no other name is reached."""
     texts = [path.read_text() for path in SOURCES.rglob("*.py")]
-    reached = [name for text in texts for name in re.findall(r'\breach\("([a-z-]+)"\)', text)]
+    reached = [name for text in texts for name in re.findall(r'\bfailpoint\("([a-z-]+)"\)', text)]
 
     assert sorted(reached) == sorted(failpoints.POINTS)

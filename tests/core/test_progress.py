@@ -12,7 +12,7 @@ import pytest
 from tests.insight.terminal import Terminal
 from tests.random_model import RANDOM
 
-from gnomon.core.progress import counted, shown_by, told, working
+from gnomon.core.progress import log_to, show_progress, track, use_progress
 from gnomon.core.types import State
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.console import Console
@@ -51,20 +51,20 @@ class Slow:
 
 def test_without_a_listener_nothing_is_shown():
     """A library that is used from a program says nothing; the work is done all the same."""
-    with working("adding", total=2) as steps:
+    with show_progress("adding", total=2) as steps:
         steps.advance()
-    assert list(counted([1, 2], "adding", 2)) == [1, 2]
+    assert list(track([1, 2], "adding", 2)) == [1, 2]
 
 
 def test_the_latest_console_shows_it_and_the_one_before_comes_back():
     """Each text goes to one place, the innermost that listens."""
     said: list[str] = []
-    with shown_by(told(said.append)), working("outer"):
-        with shown_by(told(lambda text: said.append(f"inner: {text}"))), working("deep"):
+    with use_progress(log_to(said.append)), show_progress("outer"):
+        with use_progress(log_to(lambda text: said.append(f"inner: {text}"))), show_progress("deep"):
             pass
-        with working("brief", is_brief=True), working("after"):
+        with show_progress("brief", is_brief=True), show_progress("after"):
             pass
-    with working("unseen"):
+    with show_progress("unseen"):
         pass
 
     assert said == ["outer ...", "inner: deep ...", "after ..."]
@@ -74,7 +74,7 @@ def test_an_error_ends_what_is_shown():
     """The phase of work that failed is over, and the console can go on."""
     stream = io.StringIO()
     with Console(stream=stream) as console:
-        with pytest.raises(KeyError, match="x"), working("loading"):
+        with pytest.raises(KeyError, match="x"), show_progress("loading"):
             raise KeyError("x")
         console.say("on")
 
@@ -140,7 +140,7 @@ def test_verifying_a_checkpoint_counts_its_bytes(tmp_path: Path):
 
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, {"part": State(values={"x": 1})}, lambda folder: _write(folder / "model.safetensors"))
-    with shown_by(show):
+    with use_progress(show):
         assert checkpoints.newest() is not None
     size = sum(p.stat().st_size for p in (tmp_path / "step-3").rglob("*") if p.is_file() and p.name != "manifest.json")
 
@@ -160,7 +160,7 @@ def test_export_says_how_much_is_copied(tmp_path: Path):
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoints.save(3, {"part": State(values={"x": 1})}, lambda folder: _write(folder / "model.safetensors"))
     said: list[str] = []
-    with shown_by(told(said.append)):
+    with use_progress(log_to(said.append)):
         export(run, tmp_path / "model")
 
     assert said == ["verifying step-3 ...", f"copying to {tmp_path / 'model'} ..."]
@@ -173,7 +173,7 @@ def places() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
-        if not re.search(r"\b(working|counted|phase)\(", text):
+        if not re.search(r"\b(show_progress|track|phase)\(", text):
             continue
         tree = ast.parse(text)
         constants = {
@@ -195,8 +195,8 @@ def _shown(node: ast.AST) -> ast.expr | None:
     if not isinstance(node, ast.Call) or not node.args:
         return None
     called = node.func
-    if isinstance(called, ast.Name) and called.id in ("working", "counted"):
-        return node.args[called.id == "counted"]
+    if isinstance(called, ast.Name) and called.id in ("show_progress", "track"):
+        return node.args[called.id == "track"]
     is_phase = isinstance(called, ast.Attribute) and called.attr == "phase"
     return node.args[0] if is_phase else None
 

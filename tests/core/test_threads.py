@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp is torc
 COUNTING = """
 import asyncio, os, sys, threading, torch
 from concurrent.futures import ThreadPoolExecutor
-from gnomon.core.threads import alone, dismiss_team, elsewhere
+from gnomon.core.threads import release_omp_team, run_in_thread, without_omp_team
 
 torch.set_num_threads(3)
 large = torch.randn(2000, 2000)
@@ -41,10 +41,10 @@ def says(program: str) -> str:
 def test_helpers_go_and_come_back():
     """The thread's own, as often as it calculates; a thread without any has nobody to send away."""
     program = """
-assert dismiss_team() and helpers() == before
+assert release_omp_team() and helpers() == before
 calculate()
 assert helpers() == before + 2
-assert dismiss_team() and dismiss_team() and helpers() == before
+assert release_omp_team() and release_omp_team() and helpers() == before
 """
     assert says(program) == ""
 
@@ -53,14 +53,14 @@ def test_work_elsewhere_leaves_none_on_either_side():
     """Neither in the thread that handed it over nor in the one that did it, when it failed too."""
     program = """
 async def both():
-    found = await elsewhere(calculate)
+    found = await run_in_thread(calculate)
     assert found == float(large[0, 0])
     with ThreadPoolExecutor(1) as pool:
         for _ in range(3):
-            await elsewhere(calculate, pool)
+            await run_in_thread(calculate, pool)
             assert helpers() == before, (before, helpers())
         try:
-            await elsewhere(lambda: (calculate(), 1 / 0), pool)
+            await run_in_thread(lambda: (calculate(), 1 / 0), pool)
         except ZeroDivisionError:
             print(helpers() - before)
 
@@ -77,9 +77,9 @@ import time
 import gnomon
 from gnomon.core import threads
 
-dismiss_team()
+release_omp_team()
 seen, had = [], []
-own = threads.dismiss_team
+own = threads.release_omp_team
 
 
 def watched():
@@ -93,7 +93,7 @@ def watched():
     return done
 
 
-threads.dismiss_team = watched
+threads.release_omp_team = watched
 with tempfile.TemporaryDirectory() as folder:
     gnomon.train("tiny", folder + "/run", steps=2, rollouts_per_step=512)
 print(max(had), max(seen))

@@ -8,7 +8,7 @@ from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
@@ -34,7 +34,7 @@ def ragged_asks(sampling):
     counts = [0, *(n for _, n in RAGGED)]
     starts = [sum(counts[: i + 1]) for i in range(len(RAGGED))]
     return [
-        (prompt, [draw_key(5, 0, "t", start + i) for i in range(count)], sampling)
+        (prompt, [sample_key(5, 0, "t", start + i) for i in range(count)], sampling)
         for (prompt, count), start in zip(RAGGED, starts, strict=True)
     ]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.random_model import RANDOM
 
-from gnomon.config.experiment import anchored, load, to_toml
+from gnomon.config.experiment import load, to_toml, with_absolute_paths
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.sections import EngineConfig
 from gnomon.core.types import Completion, Snapshot
@@ -46,7 +46,7 @@ def test_an_engine_of_ones_own_is_named_as_code_that_runs():
 
     assert f"engine {EXAMPLE}" in foreign_code(experiment)
     assert list(sources_of(experiment)) == ["examples/own_engine.py"]
-    assert Path(anchored(experiment).engine.kind.partition(":")[0]).is_absolute()
+    assert Path(with_absolute_paths(experiment).engine.kind.partition(":")[0]).is_absolute()
     assert load_again(to_toml(experiment)) == experiment.engine
 
 

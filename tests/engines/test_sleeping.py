@@ -12,12 +12,12 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
 
-PROMPT, KEYS = [256, *range(65, 90)], [draw_key(5, 0, "t", place) for place in range(6)]
+PROMPT, KEYS = [256, *range(65, 90)], [sample_key(5, 0, "t", place) for place in range(6)]
 SAMPLING = Sampling(max_completion_length=24, stop_ids=(257, *range(20)))
 
 

@@ -15,7 +15,7 @@ from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.models.cpu.fused_decoder import FusedDecoder
 from gnomon.models.cuda_graph_decoder import StaticDecoder, fastest_decoder, keeps_between_turns
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, agrees_in_turns
@@ -69,7 +69,7 @@ async def play(engine: LocalEngine, shape: Shape, load=None) -> tuple[list[list[
             if shape.exchanges:
                 await barrier.wait()
             asked = replace(shape.sampling, max_completion_length=rng.randint(1, shape.sampling.max_completion_length))
-            [done] = await engine.generate(said, [draw_key(shape.seed, 0, "a", number, turn)], asked)
+            [done] = await engine.generate(said, [sample_key(shape.seed, 0, "a", number, turn)], asked)
             new += len(said) - seen + len(done.tokens) - 1
             seen = len(said) + len(done.tokens) - 1
             answers.append(done)

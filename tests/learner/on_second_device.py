@@ -20,7 +20,7 @@ from gnomon.algorithms.sections import EmaProximal
 from gnomon.core.types import Completion, State
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.critic import CausalCritic, head_for
@@ -99,7 +99,7 @@ def answers(model: nn.Module, sampling: Sampling, source: TorchLearner | None = 
     async def ask() -> list[list[Completion]]:
         if source is not None:
             await engine.load(source.snapshot())
-        keys = [[draw_key(0, 0, str(number), k) for k in range(2)] for number in range(len(PROMPTS))]
+        keys = [[sample_key(0, 0, str(number), k) for k in range(2)] for number in range(len(PROMPTS))]
         asked = (engine.generate(prompt, own, sampling) for prompt, own in zip(PROMPTS, keys, strict=True))
         found = await asyncio.gather(*asked)
         await engine.close()

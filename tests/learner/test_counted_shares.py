@@ -74,10 +74,10 @@ def peak(work: Callable[[], Any]) -> int:
     return meter.peak
 
 
-def measure(rank: int, meeting: str, folder: Path, told: Any) -> None:
+def measure(rank: int, rendezvous: str, folder: Path, told: Any) -> None:
     """Be one of three processes: train, and tell the peak of each thing that a run asks of its learner."""
     torch.set_num_threads(1)
-    mesh.join(meeting, rank, PROCESSES, torch.device("cpu"))
+    mesh.join(rendezvous, rank, PROCESSES, torch.device("cpu"))
     learner = alone(RECIPE)
     batch = GRPO.weigh(GRPO.prepare(build_batch(0, 3, 3)))
     asyncio.run(learner.update(batch, GRPO, 0))

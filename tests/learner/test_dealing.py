@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.learner.forward import PromptRows, Sharing, cut_rows, deal_rows, micro_batches
+from gnomon.learner.forward import PromptRows, Sharing, cut_rows, micro_batches, shard_rows
 
 lengths = st.lists(st.integers(1, 60), max_size=30)
 
@@ -13,7 +13,7 @@ lengths = st.lists(st.integers(1, 60), max_size=30)
 @given(lengths, st.integers(1, 5))
 def test_every_row_is_dealt_to_one_process(lengths: list[int], ranks: int):
     """None is lost, none is computed twice."""
-    hands = deal_rows(lengths, ranks)
+    hands = shard_rows(lengths, ranks)
 
     assert len(hands) == ranks
     assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
@@ -22,7 +22,7 @@ def test_every_row_is_dealt_to_one_process(lengths: list[int], ranks: int):
 @given(lengths, st.integers(1, 5))
 def test_nobody_has_more_than_a_row_above_the_mean(lengths: list[int], ranks: int):
     """Whoever gets a row had the fewest tokens then, which is at most the mean of the end."""
-    loads = [sum(lengths[row] for row in hand) for hand in deal_rows(lengths, ranks)]
+    loads = [sum(lengths[row] for row in hand) for hand in shard_rows(lengths, ranks)]
 
     assert max(loads) <= sum(lengths) / ranks + max(lengths, default=0)
 
@@ -32,10 +32,10 @@ def test_rows_of_one_prompt_are_dealt_like_others(rows: list[tuple[int, int]], r
     """Every row once, whatever they share; the same every time."""
     prompts = PromptRows([number for number, _ in rows], [5] * len(rows), Sharing(100.0, 64))
     lengths = [5 + length for _, length in rows]
-    hands = deal_rows(lengths, ranks, prompts)
+    hands = shard_rows(lengths, ranks, prompts)
 
     assert sorted(row for hand in hands for row in hand) == list(range(len(rows)))
-    assert hands == deal_rows(lengths, ranks, prompts)
+    assert hands == shard_rows(lengths, ranks, prompts)
 
 
 def test_a_group_larger_than_a_share_is_parted():
@@ -43,13 +43,13 @@ def test_a_group_larger_than_a_share_is_parted():
     one = PromptRows([0] * 8, [10] * 8, Sharing(1e6, 1000))
     two = PromptRows([0] * 4 + [1] * 4, [10] * 8, Sharing(1e6, 1000))
 
-    assert [len(hand) for hand in deal_rows([20] * 8, 2, one)] == [4, 4]
-    assert deal_rows([20] * 8, 2, two) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [len(hand) for hand in shard_rows([20] * 8, 2, one)] == [4, 4]
+    assert shard_rows([20] * 8, 2, two) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_one_process_has_the_rows_in_their_order():
     """So that its cuts are what they always were."""
-    assert deal_rows([3, 9, 4], 1) == [[0, 1, 2]]
+    assert shard_rows([3, 9, 4], 1) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 9])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gnomon.algorithms import GRPO
 from gnomon.core.errors import LearnerError
 from gnomon.core.types import Batch
-from gnomon.learner.forward import ForwardRunner, PromptRows, Sharing, cut_rows, deal_rows, micro_batches, trim
+from gnomon.learner.forward import ForwardRunner, PromptRows, Sharing, cut_rows, micro_batches, shard_rows, trim
 from gnomon.learner.sections import LearnerConfig, kept_numbers, token_budget
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.tiny import TinyConfig, tiny_model
@@ -83,7 +83,7 @@ def test_no_cut_is_above_the_budget_unless_it_is_one_row(lengths, budget):
 def test_segments_of_a_rollout_are_computed_together(lengths, budget, size, ranks):
     """In one process and one cut, in order; no cut of several rollouts is above the budget."""
     rollouts = [n // size for n in range(len(lengths))]
-    hands = deal_rows(lengths, ranks, rollouts=rollouts)
+    hands = shard_rows(lengths, ranks, rollouts=rollouts)
     assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
     for hand in hands:
         cuts = cut_rows([lengths[n] for n in hand], budget, rollouts=[rollouts[n] for n in hand])

@@ -55,7 +55,7 @@ def test_they_meet_in_a_file_of_this_user_alone(started: tuple[DistributedLearne
     worker_group = crew_of(started[0])
     found = [listening(member.program.pid) for member in worker_group.members]
 
-    assert Path(worker_group.meeting).parent == worker_group.scratch
+    assert Path(worker_group.rendezvous).parent == worker_group.scratch
     assert stat.S_IMODE(worker_group.scratch.stat().st_mode) == 0o700
     assert all(found)
     assert {address for ports in found for address in ports.values()} <= LOOPBACK

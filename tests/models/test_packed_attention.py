@@ -193,7 +193,7 @@ def test_shared_prompts_change_no_number_of_a_model(family, kernel, monkeypatch)
                 torch.nn.init.normal_(sinks)
         scorer = TokenScorer(model)
         assert scorer.shares_prompts
-        assert scorer.lies_in_line(99) == (kernel == "flex")
+        assert scorer.is_row_packed(99) == (kernel == "flex")
         scorer.shares_prompts = shares
         scores = scorer(*rows(), temperature=0.7)
         (scores.logprobs.sum() + 0.1 * scores.entropy.sum()).backward()

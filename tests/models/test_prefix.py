@@ -73,7 +73,7 @@ def test_a_token_sees_its_prompt_and_its_own_response_only():
 def test_all_layers_share_one_mask(monkeypatch, is_told, count):
     """What a forward pass keeps has no mask of the packed rows where attention is told how they branch, else one."""
     monkeypatch.setattr(backbone, "attends_by_branches", lambda _: is_told)
-    monkeypatch.setattr(backbone, "may_write_out", lambda _: False)
+    monkeypatch.setattr(backbone, "can_fuse", lambda _: False)
     model = tiny_model(0)
     kept: dict[int, torch.Tensor] = {}
 

@@ -353,7 +353,7 @@ def test_killed_anywhere_in_a_save_there_is_a_sound_checkpoint(tmp_path: Path, w
     killed = subprocess.run([sys.executable, "-c", KILLED, where, str(tmp_path)], cwd=SOURCE, check=False)
     checkpoints = Checkpoints(tmp_path, keep_last=2)
     found = checkpoints.newest()
-    checkpoints.sweep()
+    checkpoints.remove_unfinished()
 
     assert killed.returncode == 9
     assert found is not None
@@ -395,7 +395,7 @@ def test_what_an_interrupted_save_left_is_removed_even_if_it_is_a_link(tmp_path:
     elsewhere.mkdir()
     (elsewhere / "file").write_text("mine")
     (folder / ".tmp-1-abcd").symlink_to(elsewhere)
-    Checkpoints(folder).sweep()
+    Checkpoints(folder).remove_unfinished()
 
     assert list(folder.iterdir()) == []
     assert (elsewhere / "file").read_text() == "mine"
@@ -409,7 +409,7 @@ def test_what_a_killed_removal_leaves_is_never_read_and_is_swept(tmp_path: Path)
 
     assert checkpoints.newest() is None
     assert checkpoints.best() is None
-    checkpoints.sweep()
+    checkpoints.remove_unfinished()
     assert not list(checkpoints.directory.glob(".removed-*"))
 
 

@@ -201,7 +201,7 @@ def test_a_run_that_never_began_is_taken_back(tmp_path: Path):
                 run.card.write_text("{}")
             if name == "foreign":
                 (run.path / "note").write_text("mine")
-            run.take_back()
+            run.discard()
 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["begun", "foreign"]
     assert (tmp_path / "begun" / "experiment.toml").exists()

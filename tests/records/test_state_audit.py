@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gnomon.core.types import State
-from gnomon.records.state_audit import uncounted, unsaved_generators
+from gnomon.records.state_audit import unsaved_generators, unsaved_state
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def test_what_can_change_is_found_wherever_it_is(hidden: str):
     counter = Counter()
     root = Fixed(HIDDEN[hidden](counter))
 
-    (found,) = uncounted(root, [], {})
+    (found,) = unsaved_state(root, [], {})
     assert found.startswith("run.inner")
     assert found.endswith("Counter)")
-    assert uncounted(root, [counter], {}) == []
-    assert uncounted(root, [], {Counter: "for the test"}) == []
+    assert unsaved_state(root, [counter], {}) == []
+    assert unsaved_state(root, [], {Counter: "for the test"}) == []
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_what_can_change_is_found_wherever_it_is(hidden: str):
 )
 def test_containers_arrays_and_generators_can_change(item: object):
     """Nothing is taken on trust: what is not known to be fixed can change."""
-    assert len(uncounted(Fixed(item), [], {})) == 1
+    assert len(unsaved_state(Fixed(item), [], {})) == 1
 
 
 def test_constants_cannot_change():
     """Numbers, texts, types, functions, and frozen dataclasses and tuples of them."""
     items = (None, 1, 2.0, "a", b"b", int, len, Fixed(), frozenset({1}), torch.float32, closing_over(3), Fixed.__init__)
 
-    assert uncounted(Fixed(items), [], {}) == []
+    assert unsaved_state(Fixed(items), [], {}) == []
 
 
 def test_an_heir_of_a_stateless_type_is_another_type():
@@ -102,7 +102,7 @@ def test_an_heir_of_a_stateless_type_is_another_type():
     class Heir(Counter):
         pass
 
-    assert len(uncounted(Fixed(Heir()), [], {Counter: "for the test"})) == 1
+    assert len(unsaved_state(Fixed(Heir()), [], {Counter: "for the test"})) == 1
 
 
 @dataclass

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.types import Batch, Grade, Group, Rollout, Task
-from gnomon.records.rollouts import RolloutLog, TokenRecord, TokenStats, read_rollouts, read_taught, taught_rows
+from gnomon.records.rollouts import RolloutLog, TokenRecord, TokenStats, read_rollouts, read_taught, token_records
 from gnomon.rollouts.collate import collate
 
 TASK = Task("t1", (1, 2), "1 + 1 = ?")
@@ -36,13 +36,13 @@ def test_one_number_where_it_is_the_same_on_every_token():
     """A group baseline gives each answer one number; a critic gives each token its own; padding is left out."""
     batch = prepared([rollout(2), rollout(3)], [[0.5, 0.5, 9.0], [0.1, -0.2, 0.3]])
 
-    assert [row["advantages"] for row in taught_rows(batch, [rollout(2), rollout(3)])] == [0.5, [0.1, -0.2, 0.3]]
+    assert [row["advantages"] for row in token_records(batch, [rollout(2), rollout(3)])] == [0.5, [0.1, -0.2, 0.3]]
 
 
 def test_what_was_not_trained_on_has_no_advantage():
     """An error has an empty mask, and so no advantage; what a tool wrote has 0 among the others' numbers."""
     failed, called = rollout(2, error="timeout"), rollout(3, mask=(True, False, True))
-    rows = list(taught_rows(prepared([failed, called], [[0.0] * 3, [1.0, 7.0, 2.0]]), [failed, called]))
+    rows = list(token_records(prepared([failed, called], [[0.0] * 3, [1.0, 7.0, 2.0]]), [failed, called]))
 
     assert "advantages" not in rows[0]
     assert rows[1]["advantages"] == [1.0, 0.0, 2.0]
@@ -56,7 +56,7 @@ def test_numbers_are_short():
         proximal=torch.tensor([[-0.123456789, -7.7654321]]),
         baseline=torch.tensor([1 / 3], dtype=torch.float64),
     )
-    (row,) = taught_rows(batch, [rollout(2)])
+    (row,) = token_records(batch, [rollout(2)])
 
     assert row == {"advantages": [0.00012346, 0.00054322], "proximal": [-0.12346, -7.76543], "baseline": 0.33333}
 
@@ -69,7 +69,7 @@ def test_what_was_seen_of_some_rows_is_written_for_these(tmp_path: Path):
     RolloutLog(tmp_path).write(1, [Group(TASK, tuple(rollouts))], batch=prepared(rollouts, advantages), seen=seen)
     first, second = read_rollouts(tmp_path / "step-000001.jsonl")
     own = prepared(rollouts, advantages, proximal=torch.full((2, 3), -0.7))
-    asked = list(taught_rows(own, rollouts, seen))
+    asked = list(token_records(own, rollouts, seen))
 
     assert (first.taught.proximal, first.taught.entropy) == ((), ())
     assert second.taught.proximal == pytest.approx((-0.1, -0.2, -0.3))
@@ -97,7 +97,7 @@ def test_what_is_read_is_what_was_taught(advantages: list[list[float]]):
     width = max(map(len, advantages))
     batch = prepared(rollouts, [row + [0.0] * (width - len(row)) for row in advantages])
     largest = max(abs(value) for row in advantages for value in row)
-    for row, one, said in zip(advantages, rollouts, taught_rows(batch, rollouts), strict=True):
+    for row, one, said in zip(advantages, rollouts, token_records(batch, rollouts), strict=True):
         read = read_taught({"response": one.response, **json.loads(json.dumps(said))})
         assert read.advantages == pytest.approx(row, abs=1e-4 * largest + 1e-12)
 
@@ -107,7 +107,7 @@ def test_rows_in_another_order_are_written_beside_their_own_rollouts(order: list
     """A batch whose rows were shuffled or dropped says of each rollout what its own row says, or nothing."""
     rollouts = [replace(rollout(2), task_id=f"t{place}") for place in range(4)]
     batch = prepared(rollouts, [[float(place)] * 2 for place in range(4)]).rows(order[:kept])
-    found = list(taught_rows(batch, rollouts))
+    found = list(token_records(batch, rollouts))
 
     assert batch.task_ids == tuple(f"t{place}" for place in order[:kept])
     assert found == [{"advantages": float(place)} if place in order[:kept] else {} for place in range(4)]
@@ -117,9 +117,9 @@ def test_a_row_of_no_rollout_is_an_error():
     """A batch of other rollouts is refused with the ids of its rows, and is never left out in silence."""
     batch = prepared([rollout(2)], [[1.0, 1.0]])
     with pytest.raises(ConfigError, match=r"1 of 1 rows belong to no rollout of the step: \['t1'\]"):
-        list(taught_rows(batch, [rollout(3)]))
+        list(token_records(batch, [rollout(3)]))
     with pytest.raises(ConfigError, match="without task ids"):
-        list(taught_rows(batch.with_fields(task_ids=()), [rollout(2)]))
+        list(token_records(batch.with_fields(task_ids=()), [rollout(2)]))
 
 
 def test_files_without_it_are_read_as_before(tmp_path: Path):

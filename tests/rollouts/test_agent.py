@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
@@ -123,7 +123,7 @@ async def serving(
     """Answer one rollout's calls in this process."""
     async with AgentEndpoint() as endpoint:
         policy = AgentRollout(engine, endpoint, None, templates or TEMPLATES, plan, refused)  # type: ignore[arg-type]
-        session = AgentSession(policy, partial(draw_key, 0, 0, "t", 0), sampling)
+        session = AgentSession(policy, partial(sample_key, 0, 0, "t", 0), sampling)
         with endpoint.open(session) as variables:
             yield Served(session, variables)
 
@@ -417,7 +417,7 @@ def test_a_call_after_the_end_is_told_so():
     async def body() -> None:
         async with AgentEndpoint() as endpoint:
             policy = AgentRollout(Parrot([say("a")]), endpoint, None, TEMPLATES, PLAN, refused)  # type: ignore[arg-type]
-            with endpoint.open(AgentSession(policy, partial(draw_key, 0, 0, "t", 0), SAMPLING)) as variables:
+            with endpoint.open(AgentSession(policy, partial(sample_key, 0, 0, "t", 0), SAMPLING)) as variables:
                 pass
             for key, status in ((variables["OPENAI_API_KEY"], 410), ("other", 401)):
                 async with openai.AsyncOpenAI(base_url=variables["OPENAI_BASE_URL"], api_key=key) as client:

@@ -19,7 +19,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Completion, Ending, Grade, Group, Rollout, Snapshot, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.models.tiny import tiny_model, tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
@@ -269,7 +269,7 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
     place = len(rollout.prompt)
     for turn, (prompt, key, limit) in enumerate(engine.asked):
         assert prompt == whole[: len(prompt)]
-        assert key == draw_key(7, 3, "t", 0, turn)
+        assert key == sample_key(7, 3, "t", 0, turn)
         assert limit == longest
         assert not any(rollout.mask[place - len(rollout.prompt) : len(prompt) - len(rollout.prompt)])
         start, size = len(prompt) - len(rollout.prompt), len(answers[turn])

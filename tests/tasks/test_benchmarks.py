@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gnomon.config.experiment import anchored, from_table, to_toml
+from gnomon.config.experiment import from_table, to_toml, with_absolute_paths
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.rewards.base import Sample
 from gnomon.rewards.grading import Grading
@@ -325,7 +325,7 @@ def test_it_stands_in_an_experiment_as_what_is_evaluated_on(tmp_path: Path, monk
     copy(tmp_path, "gsm8k")
     for said, path in (("gsm8k=gsm8k.jsonl", str(tmp_path / "gsm8k.jsonl")), ("gsm8k", None)):
         table = {"model": "tiny", "algorithm": "grpo", "task": "arithmetic", "evaluation": {"task": said}}
-        experiment = anchored(from_table(table).experiment)
+        experiment = with_absolute_paths(from_table(table).experiment)
 
         assert experiment.evaluation.task == BenchmarkTask("gsm8k", path=path)
         assert from_table(tomllib.loads(to_toml(experiment))).experiment == experiment

@@ -18,7 +18,7 @@ from gnomon.rollouts.curriculum.drift import NoDrift, RescoredDrift
 from gnomon.rollouts.curriculum.samplers import GresoCurriculum, PrioritizedCurriculum, UniformCurriculum
 from gnomon.rollouts.curriculum.tracker import FixedValues, ValueTracker
 from gnomon.tasks.question import dataset_fingerprint
-from gnomon.training.build_data import choosing, grading_of, questions
+from gnomon.training.build_data import build_curriculum, grading_of, questions
 
 
 class Three(Sequence[Task]):
@@ -38,7 +38,7 @@ class Three(Sequence[Task]):
 def test_a_group_baseline_needs_no_memory():
     """GRPO gets shuffled epochs, no tracker and no buffer, and no task is built to be remembered."""
     tasks = Three()
-    chosen = choosing(GRPO, tasks, seed=0)
+    chosen = build_curriculum(GRPO, tasks, seed=0)
 
     assert isinstance(chosen.curriculum, UniformCurriculum)
     assert isinstance(chosen.drift, NoDrift)
@@ -47,7 +47,7 @@ def test_a_group_baseline_needs_no_memory():
 
 def test_a_tracked_baseline_gets_a_tracker_and_its_drift():
     """SPO gets the sampler that reads the tracker."""
-    chosen = choosing(SPO, Three(), seed=0)
+    chosen = build_curriculum(SPO, Three(), seed=0)
 
     assert isinstance(chosen.curriculum, PrioritizedCurriculum)
     assert isinstance(chosen.tracker, ValueTracker)
@@ -57,7 +57,7 @@ def test_a_tracked_baseline_gets_a_tracker_and_its_drift():
 def test_a_sampler_gets_its_tracker_without_a_tracked_baseline():
     """Prompts by the uncertainty of their success rate, advantages by group: the rate is tracked for the sampler."""
     algorithm = replace(GRPO, sampler=Prioritized(), tracker=TrackerConfig(drift="constant"))
-    chosen = choosing(algorithm, Three(), seed=0)
+    chosen = build_curriculum(algorithm, Three(), seed=0)
 
     assert isinstance(chosen.curriculum, PrioritizedCurriculum)
     assert isinstance(chosen.tracker, ValueTracker)
@@ -65,8 +65,8 @@ def test_a_sampler_gets_its_tracker_without_a_tracked_baseline():
 
 def test_skipping_needs_no_tracker():
     """GRESO remembers streaks itself, and goes with any baseline."""
-    grouped = choosing(replace(GRPO, sampler=Greso()), Three(), seed=0)
-    tracked = choosing(replace(SPO, sampler=Greso(), num_generations=2), Three(), seed=0)
+    grouped = build_curriculum(replace(GRPO, sampler=Greso()), Three(), seed=0)
+    tracked = build_curriculum(replace(SPO, sampler=Greso(), num_generations=2), Three(), seed=0)
 
     assert isinstance(grouped.curriculum, GresoCurriculum)
     assert grouped.tracker is None
@@ -78,20 +78,20 @@ def test_optimal_values_are_fixed_and_forget_nothing(tmp_path: Path):
     """A table that starts from samples, or from a file, with no drift to measure."""
     path = tmp_path / "values.json"
     path.write_text(json.dumps({"t1": 0.75}))
-    sampled = choosing(A_STAR_PO, Three(), seed=0)
-    loaded = choosing(replace(A_STAR_PO, tracker=OptimalValue(initial=str(path))), Three(), seed=0)
+    sampled = build_curriculum(A_STAR_PO, Three(), seed=0)
+    loaded = build_curriculum(replace(A_STAR_PO, tracker=OptimalValue(initial=str(path))), Three(), seed=0)
 
     assert isinstance(sampled.tracker, FixedValues)
     assert isinstance(sampled.drift, NoDrift)
     assert loaded.tracker is not None
     assert loaded.tracker.baseline([1]).tolist() == [0.75]
     with pytest.raises(DatasetError, match="cannot be read from prior"):
-        choosing(replace(A_STAR_PO, tracker=OptimalValue(initial="prior")), Three(), seed=0)
+        build_curriculum(replace(A_STAR_PO, tracker=OptimalValue(initial="prior")), Three(), seed=0)
 
 
 def test_replay_gets_a_buffer():
     """Empty at first, beside whatever chooses the prompts."""
-    chosen = choosing(replace(GRPO, replay=SelfImitationBuffer()), Three(), seed=0)
+    chosen = build_curriculum(replace(GRPO, replay=SelfImitationBuffer()), Three(), seed=0)
 
     assert chosen.replay is not None
     assert len(chosen.replay) == 0

@@ -24,9 +24,9 @@ from gnomon.training import build_workers
 from gnomon.training.build_workers import (
     load_network,
     said_of_serving,
-    sending,
     serve,
     serve_alone,
+    snapshot_transform,
 )
 from gnomon.training.checks import check_room, check_serving, check_settings
 from gnomon.training.resolve import Resolved
@@ -251,7 +251,7 @@ def test_rounded_weights_arrive_rounded():
 
     async def held(resolved: Resolved, model: Any) -> Any:
         pool = serve(resolved, model, print)
-        send = sending(resolved, model)
+        send = snapshot_transform(resolved, model)
         plain = Snapshot(0, lambda: merged_tensors(model))
         sent = plain if send is None else send(plain)
         await pool.load(sent)

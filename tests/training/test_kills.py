@@ -19,7 +19,7 @@ from gnomon.config.experiment import load
 from gnomon.core.failpoints import POINTS as ALL_POINTS
 from gnomon.records.rollouts import read_rollouts
 from gnomon.training.api import resume, train_experiment
-from gnomon.training.build_data import choosing, questions
+from gnomon.training.build_data import build_curriculum, questions
 
 pytestmark = pytest.mark.timeout(1200)
 STEPS = 3
@@ -204,7 +204,7 @@ def test_an_asynchronous_run_loses_no_rollout_and_trains_on_none_twice(tmp_path:
     stream = json.loads((run / "checkpoints" / "step-4" / "state" / "stream.json").read_text())
     trained = [task for step in steps.values() for task in step]
     waiting = [tasks[index].id for index, *_ in stream["pending"]]
-    order = choosing(experiment.algorithm, tasks, experiment.seed).curriculum.take(len(trained) + len(waiting))
+    order = build_curriculum(experiment.algorithm, tasks, experiment.seed).curriculum.take(len(trained) + len(waiting))
 
     assert list(steps) == [1, 2, 3, 4]
     assert [list(step.values()) for step in steps.values()] == [[4, 4]] * 4

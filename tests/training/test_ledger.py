@@ -18,7 +18,7 @@ from tests.training.test_kills import PATIENT, REWARD, SETTINGS
 from gnomon.algorithms import PRESETS, Uniform
 from gnomon.config.experiment import Experiment, load
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
-from gnomon.training.build_data import choosing, questions
+from gnomon.training.build_data import build_curriculum, questions
 
 pytestmark = pytest.mark.timeout(600)
 STEPS, SEEDS = 4, (1, 2)
@@ -120,7 +120,7 @@ def check_nothing_lost(books: Books, stale: int) -> None:
     seen = Counter(task for _, task in trained + aside) + Counter(waiting)
     first = books.before * experiment.prompts_per_step
     taken = asked if algorithm.keep is None else len(tasks)
-    order = choosing(algorithm, tasks, experiment.seed).curriculum.take(first + taken)[first:]
+    order = build_curriculum(algorithm, tasks, experiment.seed).curriculum.take(first + taken)[first:]
     known = Counter(tasks[index].id for index in order)
     assert seen <= known
     assert set(seen.values()) == {1}

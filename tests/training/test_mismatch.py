@@ -19,7 +19,7 @@ from gnomon.models.cpu.packed_linear import input_axes
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.rounding import rounded
 from gnomon.rollouts.collate import collate
-from gnomon.training.weight_sync import DecomposedMismatch, Sending
+from gnomon.training.weight_sync import DecomposedMismatch, SnapshotTransform
 
 PARTS = ("truncation", "staleness", "engine", "precision", "temperature")
 PROMPT = (256, 50, 43, 50, 61)
@@ -87,7 +87,7 @@ def measured(setting: Setting, step: int = 0) -> Metrics:
     return asyncio.run(body())
 
 
-def sending_of(model: nn.Module) -> Sending:
+def sending_of(model: nn.Module) -> SnapshotTransform:
     """Return what rounds to fp8."""
     axes = input_axes(model)
     return lambda snapshot: rounded(snapshot, "fp8", axes)

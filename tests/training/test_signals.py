@@ -14,16 +14,16 @@ from tests.forked import Forked
 from tests.training.runs import signaled
 
 from gnomon.training.run import StopRequest
-from gnomon.training.signals import stopping
+from gnomon.training.signals import stop_on_signals
 
 # Something that does not look whether it is asked to stop: a step that takes long.
 BUSY = """
 import sys, time
 from gnomon.training.run import StopRequest
-from gnomon.training.signals import stopping
+from gnomon.training.signals import stop_on_signals
 
 stop = StopRequest()
-with stopping(stop, lambda said: print(said, flush=True), "this step", "gnomon resume RUN"):
+with stop_on_signals(stop, lambda said: print(said, flush=True), "this step", "gnomon resume RUN"):
     print("working", flush=True)
     until = time.monotonic() + 60
     while time.monotonic() < until and (len(sys.argv) == 1 or not stop.signal):
@@ -111,7 +111,7 @@ def test_under_nohup_a_hangup_stays_ignored():
 def test_one_signal_lets_it_finish():
     """The request is seen, what is at hand ends, and the handlers are what they were."""
     before = signal.getsignal(signal.SIGINT)
-    with stopping(StopRequest(), print, "the step", "again"):
+    with stop_on_signals(StopRequest(), print, "the step", "again"):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -13,7 +13,7 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.records.reading import RunRecord
 from gnomon.training.api import train_experiment
-from gnomon.training.run_logger import SampledTokenProbe, telling_rows
+from gnomon.training.run_logger import SampledTokenProbe, representative_rows
 
 SMALL = ("steps=3", "rollouts_per_step=32", "algorithm.num_generations=4", "task.size=60", "evaluation.before=false")
 
@@ -29,10 +29,10 @@ def test_the_telling_answers_are_taken_in_turn():
         rewards=torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0]).double(), mask=torch.ones_like(batch.mask)
     )
 
-    assert telling_rows(batch, 4) == [0, 1, 4, 7]
-    assert telling_rows(batch, 3) == [0, 1, 4]
-    assert telling_rows(batch, 8, one_in=4) == [0, 1]
-    assert sorted(telling_rows(batch, 64)) == list(range(8))
+    assert representative_rows(batch, 4) == [0, 1, 4, 7]
+    assert representative_rows(batch, 3) == [0, 1, 4]
+    assert representative_rows(batch, 8, one_in=4) == [0, 1]
+    assert sorted(representative_rows(batch, 64)) == list(range(8))
 
 
 def test_what_is_not_trained_is_not_looked_at():
@@ -41,7 +41,7 @@ def test_what_is_not_trained_is_not_looked_at():
     batch = batch.with_fields(is_graded=torch.tensor([False, True, True, True]))
     batch = batch.with_fields(mask=torch.ones_like(batch.mask) & torch.tensor([True, False, True, True])[:, None])
 
-    assert sorted(telling_rows(batch, 8)) == [2, 3]
+    assert sorted(representative_rows(batch, 8)) == [2, 3]
     nothing = batch.with_fields(is_graded=torch.zeros(4, dtype=torch.bool))
     assert asyncio.run(SampledTokenProbe(build_learner(), 8).probe(nothing, 0))[0] is None
 

@@ -29,7 +29,7 @@ from gnomon.training.weight_sync import (
     ROUGH_NATS,
     CalibratedTolerance,
     FixedTolerance,
-    Sending,
+    SnapshotTransform,
     Tolerance,
     VerifiedWeightSync,
     publish_halved,
@@ -113,7 +113,11 @@ def swapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def deliveries(
-    engine: Engine, model: nn.Module, sending: Sending | None = None, allowance: Tolerance | None = None, count: int = 3
+    engine: Engine,
+    model: nn.Module,
+    sending: SnapshotTransform | None = None,
+    allowance: Tolerance | None = None,
+    count: int = 3,
 ) -> list[Metrics]:
     """Return what so many deliveries measured, with an update between one and the next."""
 

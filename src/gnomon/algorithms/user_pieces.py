@@ -20,7 +20,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
-from gnomon.core.user_code import announce, check_allowed, import_as_module, run_as_module, running_user_code
+from gnomon.core.user_code import check_allowed, import_as_module, notify, run_as_module, running_user_code
 
 _PREFIX = "gnomon_user_"
 
@@ -64,7 +64,7 @@ def reference_of(own: type | Callable[..., Any]) -> str:
 
 def _load_module(place: str, reference: str) -> ModuleType:
     if place not in sys.modules:
-        announce(reference)
+        notify(reference)
     try:
         with running_user_code(f"importing {reference}"):
             return import_as_module(place)
@@ -81,7 +81,7 @@ def _load_file(path: Path, reference: str) -> ModuleType:
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    announce(reference)
+    notify(reference)
     try:
         with running_user_code(f"importing {reference}"):
             return run_as_module(resolved, name)

@@ -138,7 +138,7 @@ def cluster_overrides(parser: argparse.ArgumentParser, where: str | None) -> lis
     return [] if where is None else [f'cluster="{where}"']
 
 
-def restarting(given: argparse.Namespace, command: Sequence[str], name: str, overrides: Sequence[str]) -> int:
+def supervise(given: argparse.Namespace, command: Sequence[str], name: str, overrides: Sequence[str]) -> int:
     """Run ``gnomon COMMAND``, which begins a run, again after each fault; return the exit code.
 
     The run directory is chosen in advance, so that a restart finds the run again.
@@ -155,7 +155,7 @@ def restarting(given: argparse.Namespace, command: Sequence[str], name: str, ove
 def chosen(made: RunDirectory) -> Path:
     """Return the path of a directory that was just made, and give the directory back: the run makes it again."""
     made.close()
-    made.take_back()
+    made.discard()
     return made.path
 
 

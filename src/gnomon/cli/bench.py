@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gnomon.cli.arguments import parser_of
 from gnomon.cli.clone import enter_clone
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,14 +22,14 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"--profile measures one step of gnomon once: leave {other} out")
 
     enter_clone("bench", "benchmarks")
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from benchmarks.harness.run import Conditions, conduct, default_threads, profile, quick_or_standard
 
     size = quick_or_standard(given.quick)
     conditions = Conditions(default_threads(), quiet_seconds=0.0 if given.quick else 60.0)
     if given.profile:
         parts = ("generate", "update")
-        tables = {part: profile(part, size, conditions) for part in counted(parts, "profiling", len(parts))}
+        tables = {part: profile(part, size, conditions) for part in track(parts, "profiling", len(parts))}
         print(json.dumps(tables) if given.json else "\n".join(f"{part}\n{text}" for part, text in tables.items()))
         return 0
     report = conduct(given.case, size, given.repeats or size.repeats, conditions, given.peer_python or (), _say)

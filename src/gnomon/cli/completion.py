@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from gnomon.cli.arguments import parser_of
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the script; return the exit code."""
     given = parser_of("completion", __doc__).parse_args(arguments)
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         verbs = every_verb()
     print(_SHELLS[given.shell](verbs), end="")
     return 0

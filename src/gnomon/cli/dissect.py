@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gnomon.cli.algorithms import composed
 from gnomon.cli.arguments import parser_of
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 
 if TYPE_CHECKING:
     from gnomon.algorithms import Algorithm
@@ -31,15 +31,15 @@ def run(arguments: Sequence[str]) -> int:
 def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_json: bool) -> int:
     from rich.console import Console
 
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.analysis.dissect.dissect import as_row, decompose
         from gnomon.analysis.dissect.tables import WIDTH, show
         from gnomon.records.batches import read_batch
 
     algorithms, notes = _algorithms(names, overrides)
-    with working(f"reading {batch}"):
+    with show_progress(f"reading {batch}"):
         recorded = read_batch(Path(batch))
-    each = counted(algorithms.items(), "taking it apart", len(algorithms))
+    each = track(algorithms.items(), "taking it apart", len(algorithms))
     found = {name: decompose(algorithm, recorded.batch, recorded.current) for name, algorithm in each}
     if as_json:
         print(json.dumps(as_row(recorded, found), allow_nan=False))
@@ -69,7 +69,7 @@ def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Alg
 
 
 def _verify(names: str | None, as_json: bool) -> int:
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.analysis.dissect.verify import verify
 
     report = verify() if names is None else verify(_algorithms(names, [])[0])

@@ -8,7 +8,7 @@ from shlex import quote
 
 from gnomon.cli.arguments import parser_of
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.records.directory import RunDirectory
 
 _HUB = "hub:"
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _copied(given: argparse.Namespace) -> str:
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.training.api import export
 
     folder = export(given.run, given.folder)
@@ -48,10 +48,10 @@ def _copied(given: argparse.Namespace) -> str:
 
 
 def _converted(given: argparse.Namespace) -> str:
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.training.api import export_gguf
 
-    with working(f"writing {given.folder}"):
+    with show_progress(f"writing {given.folder}"):
         file = export_gguf(given.run, given.folder, given.to.partition(":")[2] or None)
     return (
         json.dumps({"file": str(file)}) if given.json else f"{file} is for llama.cpp: llama-cli -m {quote(str(file))}"
@@ -59,11 +59,11 @@ def _converted(given: argparse.Namespace) -> str:
 
 
 def _uploaded(given: argparse.Namespace) -> str:
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         push_to_hub = import_module("gnomon.insight.model_card").push_to_hub
 
     repository, private = given.to.removeprefix(_HUB), not given.public
-    with working(f"preparing {repository}" if given.dry_run else f"uploading to {repository}"):
+    with show_progress(f"preparing {repository}" if given.dry_run else f"uploading to {repository}"):
         done = push_to_hub(given.run, repository, private, given.folder, given.dry_run)
     if given.json:
         return json.dumps(done.as_row())

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import NoReturn
 
 from gnomon.core.errors import LIMITS, GnomonError, Stopped, UserError, refusal_of, unknown
-from gnomon.core.progress import Steps, shown_by
+from gnomon.core.progress import Steps, use_progress
 from gnomon.core.redaction import for_people
 from gnomon.core.tables import packaged_toml
-from gnomon.core.user_code import one_process, told_before_code
+from gnomon.core.user_code import on_user_code, one_process
 
 VERBS = {verb: table["about"] for verb, table in packaged_toml("gnomon.cli", "arguments.toml").items()}
 HELP = f"""usage: gnomon VERB [ARGUMENTS]
@@ -127,7 +127,7 @@ def module_of(verb: str) -> str:
 
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
-        with shown_by(_on_standard_error), told_before_code(_say_whose_code), one_process():
+        with use_progress(_on_standard_error), on_user_code(_say_whose_code), one_process():
             return int(importlib.import_module(module_of(verb)).run(rest))
     except UserError as error:
         return _say(f"gnomon {verb}: {error}", WRONG_INPUT)

@@ -16,7 +16,7 @@ from typing import Any
 from gnomon.cli.arguments import cluster_overrides, parser_of
 from gnomon.config.reading import check_names
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 _DEVICES, _PROMPT_TOKENS = 8, 512
 
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         import_module("gnomon.analysis.planner.hardware").hardware_of(given.hardware)
         return _on_cluster(given)
 
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.analysis.plan import make_plan
         from gnomon.config.experiment import load, to_toml
         from gnomon.models.size import model_size
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     resolved = Resolved(experiment)
     with Console() as console:
         asked, *_ = checked(resolved, console)
-    with working("estimating what a step takes"):
+    with show_progress("estimating what a step takes"):
         plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
     return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, to_toml(experiment))
@@ -78,7 +78,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
     Raises:
         ConfigError: It does not fit. Where settings would fix that, the forecast with them was printed.
     """
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.config.experiment import load, to_toml
 
         planner, deployment, search = (
@@ -96,7 +96,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         given.answer_tokens,
     )
     try:
-        with working("estimating what a step takes"):
+        with show_progress("estimating what a step takes"):
             found = planner.forecast(place)
     except ConfigError:
         ways = [] if changed else [way.split() for way, _ in search.remedies(place) if not way.startswith("--")]

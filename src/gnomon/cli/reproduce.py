@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.cli.arguments import parser_of
 from gnomon.cli.clone import enter_clone
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 if TYPE_CHECKING:
     from experiments.claims.folders import ClaimFolder
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"{what} runs nothing: leave {other} out")
 
     enter_clone("reproduce", "experiments")
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from experiments.claims.folders import chosen, claim_folders, experiments_folder
 
     root = experiments_folder(given.experiments)

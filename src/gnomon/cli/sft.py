@@ -13,11 +13,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, parser_of, restarting
+from gnomon.cli.arguments import cluster_overrides, finished, parser_of, supervise
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__) -> int:
@@ -39,9 +39,9 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
         )
     if given.restarts:
         source = [] if given.experiment is None else [given.experiment]
-        return restarting(given, [verb, *source, *given.overrides], given.experiment or verb, given.overrides)
+        return supervise(given, [verb, *source, *given.overrides], given.experiment or verb, given.overrides)
 
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.config.experiment import supervised
         from gnomon.training.api import train_experiment
 

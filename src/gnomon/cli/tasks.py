@@ -9,7 +9,7 @@ from typing import Any
 from gnomon.cli.arguments import parser_of
 from gnomon.config.reading import check_named_task
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser_of("tasks", __doc__).parse_args(arguments)
     if given.name is not None:
         check_named_task(given.name)
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.config.reference import describe_kind, kinds, of_kind
 
     if given.name is None or given.name in kinds("task"):

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, parser_of, restarting
+from gnomon.cli.arguments import cluster_overrides, finished, parser_of, supervise
 from gnomon.config.reading import check_names
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,9 +17,9 @@ def run(arguments: Sequence[str]) -> int:
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
     check_names(given.experiment, [*overrides, *cluster], run_dir=given.run_dir or Path("runs", "run"))
     if given.restarts:
-        return restarting(given, ["train", given.experiment, *overrides], given.experiment, overrides)
+        return supervise(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 
-    with working("loading libraries", is_brief=True):
+    with show_progress("loading libraries", is_brief=True):
         from gnomon.config.experiment import load
         from gnomon.training.api import train_experiment
 

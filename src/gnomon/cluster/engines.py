@@ -16,8 +16,8 @@ from gnomon.cluster.ray import Cluster, cause_of
 from gnomon.cluster.weight_store import Piece, WeightCache, WeightsRef, awaited
 from gnomon.core.errors import EngineError, GnomonError, named
 from gnomon.core.metrics import Mean, Metrics, Sum
-from gnomon.core.progress import working
-from gnomon.core.threads import elsewhere
+from gnomon.core.progress import show_progress
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.pool import EnginePool
@@ -319,8 +319,8 @@ class RemoteEngine:
         After a broadcast the engine has the weights already and only confirms the version. Raises as `generate` does.
         """
         self._check_open()
-        shelved = await elsewhere(lambda: self._stock.of(snapshot))
-        with working("loading weights into an engine" if self.home else "starting an engine", is_brief=True):
+        shelved = await run_in_thread(lambda: self._stock.of(snapshot))
+        with show_progress("loading weights into an engine" if self.home else "starting an engine", is_brief=True):
             self._fetched(await self._call(self.actor.load, shelved))
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
@@ -526,7 +526,7 @@ class _Watched:
 
     name: str
     engine: RemoteEngine
-    beat: Any = None
+    ping: Any = None
     asked: float = field(default_factory=time.monotonic)
 
 
@@ -599,12 +599,12 @@ class BroadcastGroup:
             )
 
     def _feel(self, one: _Watched, now: float) -> None:
-        if one.beat is None:
+        if one.ping is None:
             if now - one.asked > _BEAT_SECONDS:
-                one.beat, one.asked = one.engine.actor.status.remote(), now
-        elif self._cluster.ready([one.beat], 0):
-            self._heard(one, one.beat, self._seconds)
-            one.beat, one.asked = None, now
+                one.ping, one.asked = one.engine.actor.status.remote(), now
+        elif self._cluster.ready([one.ping], 0):
+            self._heard(one, one.ping, self._seconds)
+            one.ping, one.asked = None, now
         elif now - one.asked > self._seconds:
             raise EngineError(f"{self._lost(one)} stood still for {self._seconds:g} s (engine.timeout_seconds)")
 
@@ -629,5 +629,5 @@ class BroadcastGroup:
         return f"engine {one.name}, one of {len(self._watched)} that are sent weights together, {one.engine.where}"
 
     def _silent(self, now: float) -> str:
-        late = [one.name for one in self._watched if one.beat is not None and now - one.asked > _LATE_SECONDS]
+        late = [one.name for one in self._watched if one.ping is not None and now - one.asked > _LATE_SECONDS]
         return f"no sign of life from {', '.join(late)}" if late else "all of them, and the learner, live"

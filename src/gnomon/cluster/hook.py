@@ -62,7 +62,7 @@ def open_cluster(resolved: Resolved, warn: Warn) -> OpenCluster:
     Raises:
         ConfigError: If the cluster cannot be reached or has no room.
     """
-    return OpenCluster(Cluster.open(resolved.experiment.cluster, places_of(resolved), warn))
+    return OpenCluster(Cluster.open(resolved.experiment.cluster, resource_bundles(resolved), warn))
 
 
 def check(resolved: Resolved) -> None:
@@ -72,10 +72,10 @@ def check(resolved: Resolved) -> None:
         ConfigError: As `check_cluster` does.
     """
     gpus = torch.cuda.device_count() if resolved.device.type == "cuda" else 0
-    check_cluster(resolved.experiment.cluster, places_of(resolved), gpus)
+    check_cluster(resolved.experiment.cluster, resource_bundles(resolved), gpus)
 
 
-def places_of(resolved: Resolved) -> list[ResourceBundle]:
+def resource_bundles(resolved: Resolved) -> list[ResourceBundle]:
     """Return the resource bundles of a run: one for each learner rank, engine and grader.
 
     An engine that sleeps while the learner works is in the bundle of a rank.

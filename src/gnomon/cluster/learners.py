@@ -27,10 +27,10 @@ from gnomon.cluster.weight_store import WeightsRef, WeightStore
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.redaction import tail
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.learner import mesh
 from gnomon.learner.serialization import boxed, unboxed
-from gnomon.learner.worker import LearnerWorker, fault_of
+from gnomon.learner.worker import LearnerWorker, error_payload
 from gnomon.learner.worker_group import STILL_SECONDS, WorkerAnswer, WorkerLost
 from gnomon.models.transfer.remote_weights import Bytes
 from gnomon.models.transfer.rounding import rounded
@@ -116,19 +116,19 @@ class LearnerActor:
 
     async def host(self, address: str) -> str:
         """Open the rendezvous of all ranks; see `mesh.host`."""
-        meeting: str = await self._in_thread(partial(mesh.host, address, self._size))
-        return meeting
+        rendezvous: str = await self._in_thread(partial(mesh.host, address, self._size))
+        return rendezvous
 
-    async def talk_by(self, address: str) -> None:
+    async def set_interface(self, address: str) -> None:
         """Make gloo and NCCL use the network interface with this address."""
         name = interface_of(address)
         if name is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
-    async def beat(self) -> None:
+    async def ping(self) -> None:
         """Heartbeat."""
 
-    async def obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
+    async def call(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
         """Run a command of `LearnerWorker`, or put weights where engines find them.
 
         Args:
@@ -168,7 +168,7 @@ class LearnerActor:
         try:
             value = self._commands[do](**unboxed(text, memory), **carried)
         except Exception as raised:
-            return LearnerReply(*boxed(None), error=fault_of(raised))
+            return LearnerReply(*boxed(None), error=error_payload(raised))
         if isinstance(value, WeightsRef | Sent):
             return LearnerReply(*boxed(None), shelved=value)
         return LearnerReply(*boxed(value))
@@ -192,7 +192,7 @@ class LearnerActor:
         return self._rank.commands["logprobs"](batch=batch, version=version, weights=lent)
 
     async def _in_thread(self, work: Any) -> Any:
-        return await elsewhere(work, self._thread)
+        return await run_in_thread(work, self._thread)
 
 
 def interface_of(address: str) -> str | None:
@@ -221,7 +221,7 @@ _STARTING_SECONDS = 300.0
 _BEAT_SECONDS = 5.0
 _PIECE_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 16
-_PROBE, _MEETING = ".gnomon-probe", "meeting"
+_PROBE, _RENDEZVOUS = ".gnomon-probe", "rendezvous"
 _TAIL = 1500
 _CARRIED = (WeightsRef, Sent, Receivers)
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
@@ -234,7 +234,7 @@ class RayWorkerHandle:
     rank: int
     actor: Any
     at: ActorLocation | None = None
-    beat: Any = None
+    ping: Any = None
     asked: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ class RayWorkerGroup:
         self._group = group
         self._address = _LOOPBACK
         self._places = cluster.of("learner")
-        self.size, self.device, self.meeting = len(self._places), device, ""
+        self.size, self.device, self.rendezvous = len(self._places), device, ""
         self.turns: Sequence[Sequence[int]] = []
         self.members: list[RayWorkerHandle] = []
         self.scratch = Path(tempfile.mkdtemp(prefix="learner-", dir=cluster.folder))
@@ -290,8 +290,8 @@ class RayWorkerGroup:
         is_far = len({at.address for at in found}) > 1 or (self.is_sending and self._cluster.nodes > 1)
         self._address = found[0].address if is_far else _LOOPBACK
         for member, at in zip(self.members, found, strict=True):
-            self._asked(member, member.actor.talk_by.remote(at.address if is_far else _LOOPBACK))
-        self.meeting = self._meeting_place(self._address)
+            self._asked(member, member.actor.set_interface.remote(at.address if is_far else _LOOPBACK))
+        self.rendezvous = self._rendezvous_place(self._address)
         nodes: dict[str, list[int]] = {}
         for rank, where in enumerate(found):
             nodes.setdefault(where.node, []).append(rank)
@@ -307,13 +307,13 @@ class RayWorkerGroup:
         assert self._group is not None, "asked for where `is_sending`"
         return self._group.receivers(self._address)
 
-    def _meeting_place(self, address: str) -> str:
+    def _rendezvous_place(self, address: str) -> str:
         """Return the rendezvous: a file in the run's private folder, if every rank can read that folder.
 
         Otherwise the rendezvous is a port of rank 0 at ``address``, which requires no key.
         """
         if self.sees(self.scratch):
-            return str(self.scratch / _MEETING)
+            return str(self.scratch / _RENDEZVOUS)
         first = self.members[0]
         place: str = self._asked(first, first.actor.host.remote(address))
         return place
@@ -340,8 +340,8 @@ class RayWorkerGroup:
         sent = self._cluster.put(memory) if memory.nbytes > _INLINE_BYTES else memory
         for rank in ranks:
             member = self.members[rank]
-            member.beat, member.asked = None, time.monotonic()
-            self._waiting[rank] = member.actor.obey.remote(do, text, sent, carried)
+            member.ping, member.asked = None, time.monotonic()
+            self._waiting[rank] = member.actor.call.remote(do, text, sent, carried)
 
     def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
         """Return the answers that have arrived.
@@ -372,8 +372,8 @@ class RayWorkerGroup:
         if self._group is not None:
             self._group.look()
         for member in self.members:
-            if member.beat is not None and self._cluster.ready([member.beat], 0):
-                self._asked(member, member.beat)
+            if member.ping is not None and self._cluster.ready([member.ping], 0):
+                self._asked(member, member.ping)
             self._feel(member)
         self._looked = time.monotonic()
 
@@ -458,11 +458,11 @@ class RayWorkerGroup:
         if now - self._looked > _BEAT_SECONDS:
             # The run itself was paused, so the rank is not late.
             member.asked = now
-        if member.beat is None:
+        if member.ping is None:
             if now - member.asked > _BEAT_SECONDS:
-                member.beat, member.asked = member.actor.beat.remote(), now
-        elif self._cluster.ready([member.beat], 0):
-            member.beat, member.asked = None, now
+                member.ping, member.asked = member.actor.ping.remote(), now
+        elif self._cluster.ready([member.ping], 0):
+            member.ping, member.asked = None, now
         elif now - member.asked > self._still_seconds:
             how = f"stood still for {self._still_seconds:g} s{member}"
             raise WorkerLost(member.rank, f"{how}{self._last_words(member)}")

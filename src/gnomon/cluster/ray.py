@@ -106,7 +106,7 @@ def check_cluster(plan: ClusterConfig, places: Sequence[ResourceBundle], gpus: i
             "lower, join a larger cluster with cluster.address, or set device = 'cpu'"
         )
     if plan.address not in ("", "auto"):
-        start.knock(plan.address)
+        start.check_port(plan.address)
     if not plan.address:
         for python in {place.python for place in places} - {""}:
             _check_python(python)
@@ -216,7 +216,7 @@ class Cluster:
         """The run card's entry: address, size and authentication of the cluster."""
         how = "joined at " + self._plan.address if self._plan.address else "started for this run, on loopback alone"
         nodes = self.nodes
-        lets = "token authentication on" if start.own_key() else "NO authentication by token"
+        lets = "token authentication on" if start.auth_token() else "NO authentication by token"
         return f"Ray {version('ray')}, {how}: {nodes} node{'s' if nodes > 1 else ''}, {lets}"
 
     def of(self, kind: str) -> list[int]:

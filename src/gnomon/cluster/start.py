@@ -43,17 +43,17 @@ def check_key(address: str, key: str, called: str = "") -> None:
 
     Args:
         address: "HOST:PORT" of a head, or "ray://HOST:PORT".
-        key: As `own_key` returns it, "" for none.
+        key: As `auth_token` returns it, "" for none.
         called: The user's word for the address, if different.
 
     Raises:
         ConfigError: If the key does not fit.
     """
     said = f"cluster.address = '{called or address}'"
-    if lets_in(address, key) is False:
+    if accepts_token(address, key) is False:
         shown = f"and the one that was shown ({_SHOWN}) is another" if key else "and none was shown"
         raise ConfigError(f"{said} cannot be joined: it asks for a key, {shown}; see `ray get-auth-token` there")
-    if key and lets_in(address):
+    if key and accepts_token(address):
         raise ConfigError(
             f"{said} asks nobody for a key, and this run shows one ({_SHOWN}): whoever reaches its ports can run "
             "programs on all its machines. Start it with RAY_AUTH_MODE=token and this key, or say that it shall stay "
@@ -61,7 +61,7 @@ def check_key(address: str, key: str, called: str = "") -> None:
         )
 
 
-def lets_in(address: str, key: str = "") -> bool | None:
+def accepts_token(address: str, key: str = "") -> bool | None:
     """Return whether the server at ``address`` accepts this key ("" for none); None if the server does not say."""
     import grpc
 
@@ -75,7 +75,7 @@ def lets_in(address: str, key: str = "") -> bool | None:
     return True
 
 
-def own_key() -> str:
+def auth_token() -> str:
     """Return the authorization header that this program sends to Ray's servers; "" for none.
 
     Raises:
@@ -99,7 +99,7 @@ def show_key() -> None:
     Raises:
         ConfigError: If Ray was imported before.
     """
-    if own_key() and _MODE not in os.environ:
+    if auth_token() and _MODE not in os.environ:
         if "ray" in sys.modules:
             raise ConfigError(
                 f"this program has a key for Ray ({_SHOWN}) and imported Ray before, without {_MODE}, so the key is "
@@ -117,7 +117,7 @@ _START = (
 )
 
 
-def knock(address: str, called: str = "") -> None:
+def check_port(address: str, called: str = "") -> None:
     """Check that a server listens at "HOST:PORT" or "ray://HOST:PORT".
 
     Args:
@@ -148,7 +148,7 @@ def _found_here() -> str:
     if not address and record.is_file():
         address = record.read_text(encoding="utf-8").strip()
     if address:
-        knock(address, "auto")
+        check_port(address, "auto")
     return address
 
 
@@ -162,16 +162,16 @@ def join(ray: Any, plan: ClusterConfig, warn: Callable[[str], None]) -> None:
         raise ConfigError("this program uses a Ray cluster already; call ray.shutdown() first")
     found = _found_here() if plan.address == "auto" else plan.address
     if found:
-        check_key(found, own_key(), plan.address if found != plan.address else "")
+        check_key(found, auth_token(), plan.address if found != plan.address else "")
     why = connect(ray, found or plan.address, plan.start_seconds)
     if not found and _NOBODY in why:
         raise ConfigError(f"cluster.address = 'auto': no Ray cluster runs on this machine; {_START}")
     if why:
-        key = "" if own_key() else ". No key was shown to it"
+        key = "" if auth_token() else ". No key was shown to it"
         raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
     if not found:
-        check_key(head_of(ray, plan.address), own_key(), plan.address)
-    if not own_key():
+        check_key(head_of(ray, plan.address), auth_token(), plan.address)
+    if not auth_token():
         warn(
             "the Ray cluster asks nobody for a key: whoever reaches its ports can run programs on all its machines; "
             "start it with RAY_AUTH_MODE=token, and give every node and this run its key (ray get-auth-token)"
@@ -407,7 +407,7 @@ class HeadMonitor:
         self._address, self._ask = address, ask
         self._is_over = threading.Event()
         self._open = self._answered = time.monotonic()
-        for work in (self._knock, self._converse):
+        for work in (self._watch_head, self._converse):
             threading.Thread(target=work, name="gnomon-watch", daemon=True).start()
 
     def close(self) -> None:
@@ -428,7 +428,7 @@ class HeadMonitor:
         self._open = time.monotonic()
         return ""
 
-    def _knock(self) -> None:
+    def _watch_head(self) -> None:
         looked = time.monotonic()
         while not self._is_over.wait(_PAUSE):
             why = self._refused()

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Adapted, Snapshot
 from gnomon.models.lora import merged
 from gnomon.models.transfer.fingerprint import Fingerprint, expected, fingerprint
 from gnomon.models.transfer.remote_weights import PIECE_BYTES, changed, from_bytes, share, to_bytes
 
-Sending = Callable[[Snapshot], Snapshot]
+SnapshotTransform = Callable[[Snapshot], Snapshot]
 Item = tuple[str, Tensor, Fingerprint]
 Piece = Sequence[Any]
 _How = tuple[float, bool, Fingerprint]
@@ -104,7 +104,7 @@ class WeightsRef:
         refs = list(dict.fromkeys(spot.ref for spot in lacking))
         pieces = {**kept, **dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))}
         # In a thread, because the engine decodes meanwhile.
-        weights = await elsewhere(lambda: {name: _weight(self.spots[name], pieces) for name in names})
+        weights = await run_in_thread(lambda: {name: _weight(self.spots[name], pieces) for name in names})
         bases = {spot.base.ref for spot in self.spots.values() if isinstance(spot, AdapterRef)}
         size = sum(spot.print.nbytes for spot in lacking)
         return FetchedWeights(weights, {ref: pieces[ref] for ref in bases & pieces.keys()}, size, len(lacking))
@@ -224,8 +224,8 @@ class WeightCache:
                 self._latest = snapshot, self._store.put(snapshot.version, named)
             return self._latest[1]
 
-    def sending(self, sending: Sending | None = None) -> Sending:
-        """Return a transform that puts a snapshot into the store when it is sent, after the transform ``sending``."""
+    def sending(self, sending: SnapshotTransform | None = None) -> SnapshotTransform:
+        """Return a transform that puts a snapshot into the store when it is sent, after ``sending``."""
 
         def send(snapshot: Snapshot) -> Snapshot:
             snapshot = snapshot if sending is None else sending(snapshot)

@@ -36,7 +36,7 @@ from gnomon.core.sections import (
     check_texts,
     check_values,
 )
-from gnomon.core.tables import build, check_types, flat, let_go, reach, set_path, settled, to_table
+from gnomon.core.tables import build, check_types, drop_other_kind, flat, set_path, settled, to_table, value_at
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.folder import DATE
@@ -428,7 +428,7 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (),
             notes.append(f"the algorithm of the experiment is not used, for {verb} is; the rest of it is")
     has_adapters = "lora" in own or any(key.partition(".")[0] in ("lora", "use_peft") for key in said)
     for key, value in _SUPERVISED.items():
-        if key in said or reach(own, key) is not None:
+        if key in said or value_at(own, key) is not None:
             continue
         if key == "epochs" and ("steps" in said or own.get("steps") is not None):
             continue
@@ -470,7 +470,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     notes += _name_adapter(whole)
-    _hand_down(whole)
+    _move_to_algorithm(whole)
     if "algorithm" not in whole:
         raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
     spec = whole.pop("algorithm")
@@ -540,7 +540,7 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
     return [f"model = '{folder}' is an adapter: model = '{base}' with lora.adapter", *notes]
 
 
-def _hand_down(whole: dict[str, Any]) -> None:
+def _move_to_algorithm(whole: dict[str, Any]) -> None:
     """Give what other libraries write at the top, and what is the algorithm's here, to the algorithm."""
     its_own = {"num_generations", *ALGORITHM_ALIASES}
     given = {key: whole.pop(key) for key in list(whole) if key in its_own}
@@ -549,7 +549,7 @@ def _hand_down(whole: dict[str, Any]) -> None:
         whole["algorithm"] = {**(spec if isinstance(spec, dict) else {"preset": spec}), **given}
 
 
-def anchored(experiment: Experiment) -> Experiment:
+def with_absolute_paths(experiment: Experiment) -> Experiment:
     """Return the experiment with the files that it names as absolute paths, so that it is the same from any folder."""
     table = tomllib.loads(to_toml(experiment))
     for section, key in ((table, "model"), (table.get("lora", {}), "adapter"), *((table, k) for k in _FROM)):
@@ -671,7 +671,7 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
     notes: list[str] = []
     # A whole algorithm or task, or its kind, does not undo what is said of its parts.
     for key, value in sorted(settings, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
-        notes += let_go(whole, key, value) if key in _KINDS else []
+        notes += drop_other_kind(whole, key, value) if key in _KINDS else []
         if key == "task":
             whole.pop("task", None)
         if key == "cluster" and isinstance(value, str):
@@ -693,7 +693,7 @@ def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) 
         ConfigError: If two names set it to two values.
     """
     for number, (key, value) in enumerate(foreign):
-        node = reach(whole, key)
+        node = value_at(whole, key)
         others = [node] if node is not None and not isinstance(node, Mapping) else []
         others += [other for name, other in foreign[:number] if name == key]
         if any(other != value for other in others):

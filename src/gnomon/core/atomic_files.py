@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gnomon.core.errors import RunDirectoryError
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.redaction import redacted
 
 
@@ -149,7 +149,7 @@ def remove_tree(path: Path, hidden_name: str) -> None:
     hidden = path.with_name(hidden_name)
     os.replace(path, hidden)
     sync_directory(path.parent)
-    reach("checkpoint-retire")
+    failpoint("checkpoint-retire")
     shutil.rmtree(hidden, ignore_errors=True)
 
 

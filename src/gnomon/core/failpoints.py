@@ -37,7 +37,7 @@ POINTS: Mapping[str, str] = {
 _armed: dict[str, tuple[int, str]] = {}
 
 
-def reach(point: str) -> None:
+def failpoint(point: str) -> None:
     """Pass a point.
 
     Raises:

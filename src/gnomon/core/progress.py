@@ -1,7 +1,7 @@
 """Progress reporting, callable from any layer.
 
 Code that reads a dataset, compares a checkpoint or starts a server lies far below the code that prints. Such code
-reports what it does and how far it is, with `working` or `counted`. An open `Console` shows the reports; without a
+reports what it does and how far it is, with `show_progress` or `track`. An open `Console` shows the reports; without a
 console nothing is shown.
 """
 
@@ -23,7 +23,7 @@ class Show(Protocol):
     """Shows a stretch of work for as long as the block lasts."""
 
     def __call__(self, text: str, total: int, unit: str, is_brief: bool, /) -> AbstractContextManager[Steps]:
-        """Begin to show it; the parameters are those of `working`."""
+        """Begin to show it; the parameters are those of `show_progress`."""
 
 
 class _NoDisplay:
@@ -35,7 +35,7 @@ _SHOWN: list[Show] = []
 
 
 @contextmanager
-def shown_by(show: Show) -> Iterator[None]:
+def use_progress(show: Show) -> Iterator[None]:
     """Let ``show`` have what any thread of this process works on during the block; the latest one open has it all."""
     _SHOWN.append(show)
     try:
@@ -45,7 +45,7 @@ def shown_by(show: Show) -> Iterator[None]:
 
 
 @contextmanager
-def working(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Steps]:
+def show_progress(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -> Iterator[Steps]:
     """Say that ``text`` is being done, for as long as the block lasts.
 
     Args:
@@ -53,7 +53,7 @@ def working(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -
         unit: "bytes" for sizes, else "".
         is_brief: Whether no line is left in a log, for work that is repeated often.
 
-    >>> with working("adding", total=3) as steps:
+    >>> with show_progress("adding", total=3) as steps:
     ...     steps.advance(2)
     """
     if not _SHOWN:
@@ -63,22 +63,22 @@ def working(text: str, total: int = 0, unit: str = "", is_brief: bool = False) -
         yield steps
 
 
-def counted(items: Iterable[T], text: str, total: int, is_brief: bool = False) -> Iterator[T]:
+def track(items: Iterable[T], text: str, total: int, is_brief: bool = False) -> Iterator[T]:
     """Yield ``items``, of which there are ``total``, and say how many have been gone through.
 
-    >>> sum(counted([1, 2, 3], "adding", 3))
+    >>> sum(track([1, 2, 3], "adding", 3))
     6
     """
-    with working(text, total, is_brief=is_brief) as steps:
+    with show_progress(text, total, is_brief=is_brief) as steps:
         for item in items:
             yield item
             steps.advance()
 
 
-def told(tell: Callable[[str], None]) -> Show:
+def log_to(tell: Callable[[str], None]) -> Show:
     """Return what tells each text once, when the work begins: for programs without a console.
 
-    >>> with shown_by(told(print)), working("adding"):
+    >>> with use_progress(log_to(print)), show_progress("adding"):
     ...     pass
     adding ...
     """

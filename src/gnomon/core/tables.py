@@ -147,10 +147,10 @@ def flat(table: Any, path: str = "") -> dict[str, Any]:
     return {key: value for at, below in inner for key, value in flat(below, at).items()}
 
 
-def reach(table: Any, path: str) -> Any:
+def value_at(table: Any, path: str) -> Any:
     """Return what an unchecked table has at a path of names; None where it has nothing there.
 
-    >>> reach({"algorithm": {"name": "grpo"}}, "algorithm.name"), reach({"algorithm": "grpo"}, "algorithm.name")
+    >>> value_at({"algorithm": {"name": "grpo"}}, "algorithm.name"), value_at({"algorithm": "grpo"}, "algorithm.name")
     ('grpo', None)
     """
     for name in path.split("."):
@@ -159,8 +159,8 @@ def reach(table: Any, path: str) -> Any:
 
 
 def reach_table(table: Any, path: str) -> Mapping[str, Any]:
-    """Return the table that `reach` finds, an empty one where there is none."""
-    found = reach(table, path)
+    """Return the table that `value_at` finds, an empty one where there is none."""
+    found = value_at(table, path)
     return found if isinstance(found, Mapping) else {}
 
 
@@ -189,17 +189,17 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
     node[_key(node, last, path)] = value
 
 
-def let_go(table: dict[str, Any], path: str, kind: Any) -> list[str]:
+def drop_other_kind(table: dict[str, Any], path: str, kind: Any) -> list[str]:
     """Empty the table whose ``kind`` is at ``path`` if it is of another kind, for its keys mean nothing there.
 
     Returns:
         One note that names the keys that were left out; nothing when none were.
 
     >>> table = {"task": {"kind": "arithmetic", "lowest": 0}}
-    >>> let_go(table, "task.kind", "table"), table
+    >>> drop_other_kind(table, "task.kind", "table"), table
     (['task.kind = table is another kind than arithmetic, so lowest of that is left out'], {'task': {}})
     """
-    node = reach(table, path.rpartition(".")[0])
+    node = value_at(table, path.rpartition(".")[0])
     if not isinstance(node, dict) or node.get("kind", kind) == kind:
         return []
     before, keys = node["kind"], [name for name in node if name != "kind"]

@@ -26,7 +26,7 @@ _NICENESS = 10
 _PAUSE_SOFT = 1  # omp_pause_soft: what is asked for again is made again
 
 
-def dismiss_team() -> bool:
+def release_omp_team() -> bool:
     """End the calling thread's team, which comes back with its next parallel operation; return whether it was done.
 
     False where torch calculates without libgomp. Costs as much as making a thread, at that next operation. It changes
@@ -37,7 +37,7 @@ def dismiss_team() -> bool:
     return library is not None and library.omp_pause_resource_all(_PAUSE_SOFT) == 0
 
 
-def alone(function: Callable[P, T]) -> Callable[P, T]:
+def without_omp_team(function: Callable[P, T]) -> Callable[P, T]:
     """Return ``function`` so that it leaves no team behind in the thread that it is called in."""
 
     @functools.wraps(function)
@@ -45,7 +45,7 @@ def alone(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*arguments, **settings)
         finally:
-            dismiss_team()
+            release_omp_team()
 
     return call
 
@@ -56,11 +56,11 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-async def elsewhere(work: Callable[[], T], thread: Executor | None = None) -> T:
+async def run_in_thread(work: Callable[[], T], thread: Executor | None = None) -> T:
     """Return what ``work`` returns in another thread, one of ``thread`` or of the loop's own; no team is left."""
-    dismiss_team()
+    release_omp_team()
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(thread, context.run, alone(work))
+    return await asyncio.get_running_loop().run_in_executor(thread, context.run, without_omp_team(work))
 
 
 @functools.cache

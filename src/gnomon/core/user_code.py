@@ -24,7 +24,7 @@ end_at_once = os._exit
 
 
 @contextmanager
-def told_before_code(tell: Callable[[str], None]) -> Iterator[None]:
+def on_user_code(tell: Callable[[str], None]) -> Iterator[None]:
     """Call ``tell``, during the block, with the name of each piece of user code before its import.
 
     >>> with told_before_code(print):
@@ -64,7 +64,7 @@ def check_allowed(named: str) -> None:
         raise ConfigError(f"'{named}' is code, and none is run here")
 
 
-def announce(named: str) -> None:
+def notify(named: str) -> None:
     """Report that ``named`` is about to be imported, before any of its code runs."""
     if _TOLD:
         _TOLD[-1](named)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gnomon.core.tables import reach
+from gnomon.core.tables import value_at
 
 LARGEST = 1e30
 _NOTHING: list[Any] = []
@@ -52,7 +52,7 @@ class Facts:
         2
         """
         generations = max(1, _at(table, "algorithm.num_generations", 1))
-        is_measured, tracker = table.get("max_staleness") == "measured", reach(table, "algorithm.tracker")
+        is_measured, tracker = table.get("max_staleness") == "measured", value_at(table, "algorithm.tracker")
         samples = _at(table, "algorithm.samples", "policy")
         return cls(
             steps=_at(table, "steps", 0),
@@ -79,7 +79,7 @@ class Facts:
         named = re.match(r'([\w.]+) = "([\w-]+)"(?! or|,)', advice)
         if named is None or advice.count(' = "') > 1:
             return False
-        found = reach(self.table, named[1])
+        found = value_at(self.table, named[1])
         return named[2] in ((found.get("piece"), found.get("name")) if isinstance(found, Mapping) else (found,))
 
 
@@ -95,6 +95,6 @@ def _weights(rewards: Sequence[Any]) -> dict[str, float]:
 
 
 def _at(table: Any, path: str, default: T) -> T:
-    found = reach(table, path)
+    found = value_at(table, path)
     kinds: tuple[type, ...] = (int, float) if type(default) is float else (type(default),)
     return found if type(found) in kinds else default

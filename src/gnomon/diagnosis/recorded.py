@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.core.statistics import mean_interval
 from gnomon.core.types import Group, Task
 from gnomon.diagnosis.catalog import chosen
@@ -112,7 +112,7 @@ def replay(
     waiting = sorted(evaluations, key=lambda row: row["step"])
     while waiting and waiting[0]["step"] <= 0:
         raised += doctor.observe_evaluation(waiting.pop(0), answers)
-    for row in counted(rows, "diagnosing", len(rows), is_brief=True):
+    for row in track(rows, "diagnosing", len(rows), is_brief=True):
         raised += doctor.observe(row["step"], row, answers)
         while waiting and waiting[0]["step"] <= row["step"]:
             raised += doctor.observe_evaluation(waiting.pop(0), answers)

@@ -17,12 +17,12 @@ Pick = Callable[[Sequence[Group]], Shown]
 """Chooses rollouts of a step that illustrate an alarm."""
 
 
-def nobody(groups: Sequence[Group]) -> Shown:
+def select_none(groups: Sequence[Group]) -> Shown:
     """Choose no rollout."""
     return ()
 
 
-def everybody(groups: Sequence[Group]) -> list[tuple[Group, Rollout]]:
+def select_all(groups: Sequence[Group]) -> list[tuple[Group, Rollout]]:
     """Choose every rollout."""
     return [(group, rollout) for group in groups for rollout in group.rollouts]
 
@@ -42,7 +42,7 @@ class Alarm:
     evidence: Mapping[str, float]
     meaning: str
     advice: Sequence[str]
-    pick: Pick = field(default=nobody)
+    pick: Pick = field(default=select_none)
 
 
 class Rule(Protocol):
@@ -66,7 +66,7 @@ def _remedies() -> dict[str, Any]:
 
 
 def alarm(
-    severity: Severity, since: int, key: str, evidence: Mapping[str, float], pick: Pick = nobody, **words: object
+    severity: Severity, since: int, key: str, evidence: Mapping[str, float], pick: Pick = select_none, **words: object
 ) -> Alarm:
     """Return an alarm in the words of ``remedies.toml``: what was seen, what it usually means, and what to try.
 

@@ -100,7 +100,7 @@ class Engine(Protocol):
         """
 
     async def generate(self, prompt: Sequence[int], keys: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """Return one completion per key (128-bit integers from `draw_key`), in the order of ``keys``.
+        """Return one completion per key (128-bit integers from `sample_key`), in the order of ``keys``.
 
         Raises:
             EngineError: It cannot.

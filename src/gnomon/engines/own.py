@@ -16,7 +16,7 @@ import torch
 from gnomon.algorithms.user_pieces import load_object
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.sections import EngineConfig
-from gnomon.core.threads import dismiss_team
+from gnomon.core.threads import release_omp_team
 from gnomon.core.types import Completion, Snapshot
 from gnomon.core.user_code import running_user_code, working_directory
 from gnomon.engines.base import Engine, Sampling
@@ -146,7 +146,7 @@ class _InThread:
                     raise
                 raise EngineError(f"its code raised {error!r}") from error
             finally:
-                dismiss_team()
+                release_omp_team()
                 if (working_directory(), torch.get_default_dtype()) != (folder, kind):
                     os.chdir(folder)
                     torch.set_default_dtype(kind)

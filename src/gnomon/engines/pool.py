@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gnomon.core.errors import EngineError, GnomonError, UserError
 from gnomon.core.metrics import Last, Measure, Metrics, Sum
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Engine, Sampling, SleepingEngine
 from gnomon.engines.grammar import Grammar
@@ -473,7 +473,7 @@ class EnginePool:
         self._told.add(member)
         self._lost += 1
         if self._again is not None:
-            task = asyncio.ensure_future(self._bring_back(member, self._again))
+            task = asyncio.ensure_future(self._restore_replica(member, self._again))
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
         left = len(self._alive())
@@ -481,7 +481,7 @@ class EnginePool:
             others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
             self._warn(f"lost engine {member.name}: {member.cause}; {others}")
 
-    async def _bring_back(self, lost: Replica, again: Callable[[str], Awaitable[Engine]]) -> None:
+    async def _restore_replica(self, lost: Replica, again: Callable[[str], Awaitable[Engine]]) -> None:
         """Put an engine that was started anew in the place of a lost one, as soon as it has proved its weights."""
         await lost.close()
         while True:
@@ -519,7 +519,7 @@ class EnginePool:
             await self._load(member, snapshot)
             held = await member.ask(lambda engine: engine.fingerprints())
             if held is not None:
-                expected = await elsewhere(partial(sent, snapshot, held))
+                expected = await run_in_thread(partial(sent, snapshot, held))
                 wrong = differences(expected, held)
                 if wrong:
                     member.lose(f"it does not hold the weights of version {snapshot.version}: {wrong[0]}")

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def draw_key(seed: int, step: int, task_id: str, sample: int, turn: int = 0) -> int:
+def sample_key(seed: int, step: int, task_id: str, sample: int, turn: int = 0) -> int:
     """Return the 128-bit key of one answer's draws.
 
     Order, batching, retries and the number of workers never change it, so a resumed run samples what the
     uninterrupted one would have. Ours: no peer saves or needs an engine's generator.
 
-    >>> draw_key(0, 1, "a", 0) == draw_key(0, 1, "a", 0) != draw_key(0, 1, "a", 1)
+    >>> sample_key(0, 1, "a", 0) == sample_key(0, 1, "a", 0) != sample_key(0, 1, "a", 1)
     True
     """
     text = f"{seed}\x1f{step}\x1f{task_id}\x1f{sample}\x1f{turn}"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.failpoints import reach
-from gnomon.core.threads import alone, dismiss_team
+from gnomon.core.failpoints import failpoint
+from gnomon.core.threads import release_omp_team, without_omp_team
 from gnomon.core.types import Snapshot
 from gnomon.engines.batcher import Batcher, Request
 from gnomon.models.cuda_graph_decoder import fastest_decoder, keeps_between_turns
@@ -125,7 +125,7 @@ class EngineThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
             self._thread.start()
-        dismiss_team()
+        release_omp_team()
         self._inbox.put(message)
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class EngineThread:
         while goes_on and not isinstance(message := self._inbox.get(), ShutdownRequest):
             outbox: _Outbox = []
             with _Evaluating(self._model, self._shared):
-                goes_on = alone(self._serve)(message, outbox)
+                goes_on = without_omp_team(self._serve)(message, outbox)
             # Only now, with the training mode of a shared module restored, may the last callers go on.
             _deliver(outbox)
 
@@ -183,7 +183,7 @@ class EngineThread:
                         waiter = waiters.pop(request)
                         refusal = partial(waiter.fail, ConfigError(request.fault))
                         outbox.append(refusal if request.fault else partial(waiter.answer, answers))
-                    reach("decode")
+                    failpoint("decode")
                 message = self._next()
         except Exception as error:
             self._batcher = None
@@ -314,7 +314,7 @@ def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:
         return f"snapshot {snapshot.version} does not fit the engine's model: shapes {', '.join(wrong)}"
     for name, tensor in given.items():
         own[name].copy_(tensor)
-        reach("exchange")
+        failpoint("exchange")
     return None
 
 

@@ -15,7 +15,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.metric_meanings import MEANINGS
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sentences import template
-from gnomon.core.tables import flat, reach, reach_table
+from gnomon.core.tables import flat, reach_table, value_at
 from gnomon.insight.report import facts
 from gnomon.insight.report.run import verdict
 from gnomon.models.hub import card_header, check_account, check_repository, hub_name, license_of, upload
@@ -114,7 +114,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
     ends = [found[0], found[-1]] if len(found) > 1 else found
     model, algorithm = str(experiment.get("model", "")), reach_table(experiment, "algorithm")
     preset = str(algorithm.get("name", "an algorithm"))
-    ranks = reach(algorithm, "critic.target") == "pairs"
+    ranks = value_at(algorithm, "critic.target") == "pairs"
     way = "reward modeling" if ranks else _WAYS.get(str(algorithm.get("samples")), "reinforcement learning")
     task_type = "text-classification" if ranks else "text-generation"
     header = card_header(
@@ -139,7 +139,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
         curves=[(f"`{n}`", f"{c[0][1]:.4g}", f"{c[-1][1]:.4g}", MEANINGS[n]) for n, c in columns.items() if c],
         most=reach_table(experiment, "sampling").get("max_completion_length", 256),
         owned=", ".join(dict.fromkeys(f"`{_named(v)}`" for v in flat(experiment).values() if _is_place(v))),
-        reproducibility=card.get("reproducibility", ""), commit=reach(card, "code.gnomon.commit"),
+        reproducibility=card.get("reproducibility", ""), commit=value_at(card, "code.gnomon.commit"),
     )  # fmt: skip
     return header + without_secrets(body.strip()) + "\n"
 
@@ -207,7 +207,7 @@ def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -
     said = {
         "steps": f"{step:,} of {record.steps():,}",
         "prompts a step": f"{prompts:,}, {each:,} answers each",
-        "learning rate": facts.shown(reach(experiment, "learner.optimizer.learning_rate")),
+        "learning rate": facts.shown(value_at(experiment, "learner.optimizer.learning_rate")),
         "precision": facts.shown(card.get("precision")),
         "LoRA": f"rank {lora['rank']}, merged" if lora.get("rank") else "",
         "system message": json.dumps(system, ensure_ascii=False) if (system := experiment.get("system")) else "",

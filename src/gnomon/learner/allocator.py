@@ -62,7 +62,7 @@ T = TypeVar("T")
 HALVINGS = 3
 
 
-def within_memory(passes: ForwardRunner, work: Callable[[], T]) -> T:
+def retry_on_oom(passes: ForwardRunner, work: Callable[[], T]) -> T:
     """Return what ``work`` returns; where memory ends, halve the tokens of a micro-batch and do it again.
 
     Losses and gradients are sums over micro-batches, so a step in halves is the same step, to rounding; the

@@ -25,7 +25,7 @@ from gnomon.algorithms.protocols import Need
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, LearnerError, named, refusal_of
 from gnomon.core.metrics import Metrics
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Batch, Scores, Shares, Snapshot, State
 from gnomon.learner.allocator import is_out_of_memory
 from gnomon.learner.mesh import ELSEWHERE
@@ -100,9 +100,9 @@ class DistributedLearner:
                 raise self._lost(gone) from None
             self._fault = ""
             ranks = range(worker_group.size)
-            meeting = {"recipe": recipe, "meeting": worker_group.meeting, "size": worker_group.size}
+            rendezvous = {"recipe": recipe, "rendezvous": worker_group.rendezvous, "size": worker_group.size}
             for rank in ranks:
-                self._tell([rank], "join", {**meeting, "rank": rank})
+                self._tell([rank], "join", {**rendezvous, "rank": rank})
             self._answers(ranks)
             self._sees_run = worker_group.sees(self._waiting or worker_group.scratch)
             for turn in worker_group.turns:
@@ -294,7 +294,7 @@ class DistributedLearner:
             shutil.rmtree(self._waiting, ignore_errors=True)
 
     async def _run(self, work: Callable[[], Any]) -> Any:
-        return await elsewhere(work, self._thread)
+        return await run_in_thread(work, self._thread)
 
     async def _change(self, do: str, **arguments: Any) -> Metrics:
         self._weights = None

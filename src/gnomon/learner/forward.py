@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ConfigError, LearnerError
 from gnomon.core.metrics import Metrics
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.tensor_files import extremes
 from gnomon.core.types import SEQUENCE_FIELDS, TOKEN_FIELDS, Batch, TopLogprobs
 from gnomon.learner.loss import ComputeStats
@@ -122,7 +122,7 @@ def cut_rows(
     return _members(cuts)
 
 
-def deal_rows(
+def shard_rows(
     lengths: Sequence[int], ranks: int, prompts: PromptRows | None = None, rollouts: Sequence[int] | None = None
 ) -> list[list[int]]:
     """Return the positions of ``lengths`` that each of ``ranks`` processes computes, none twice.
@@ -131,9 +131,9 @@ def deal_rows(
     has at most one row more than its share. Rows of one prompt stay together up to a share, and are parted where they
     are more: computing a prompt twice costs less than a process that waits. Segments of one rollout are never parted.
 
-    >>> deal_rows([9, 5, 4, 3], ranks=2)
+    >>> shard_rows([9, 5, 4, 3], ranks=2)
     [[0, 3], [1, 2]]
-    >>> deal_rows([4] * 6, ranks=2, prompts=PromptRows([0] * 6, [2] * 6, Sharing(1000, 100)))
+    >>> shard_rows([4] * 6, ranks=2, prompts=PromptRows([0] * 6, [2] * 6, Sharing(1000, 100)))
     [[0, 2, 4], [1, 3, 5]]
     """
     if ranks == 1:
@@ -174,7 +174,7 @@ def micro_batches(
         numbers, stem = number_prompts(batch.tokens[rows], own)
         prompts = PromptRows(numbers, own.tolist(), sharing, stem if sharing.has_stem else 0)
     dealt = []
-    for hand in deal_rows(lengths, place[1], prompts, rollouts):
+    for hand in shard_rows(lengths, place[1], prompts, rollouts):
         own_prompts = None if prompts is None else prompts.of(hand)
         own_rollouts = None if rollouts is None else [rollouts[n] for n in hand]
         cuts = cut_rows([lengths[n] for n in hand], max_tokens, own_prompts, own_rollouts)
@@ -476,7 +476,7 @@ class ForwardRunner:
 
     def look(self, scorer: TokenScorer, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return `logprobs`, and the entropies Float32[B T] of the same tokens; nothing is counted."""
-        with self.uncounted():
+        with self.not_counted():
             logprobs, entropy = self._measured(scorer, batch, with_entropy=True)
         return logprobs, self.mesh.total(entropy)
 
@@ -502,7 +502,7 @@ class ForwardRunner:
         return self.mesh.total(result), experts
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def not_counted(self) -> Iterator[None]:
         """Count nothing inside the block: what is computed there is no work of training."""
         work, self.work = self.work, ComputeStats()
         try:
@@ -539,13 +539,13 @@ class ForwardRunner:
         is_shared = scorer.shares_prompts and batch.routing is None
         sharing = None
         if is_shared:
-            is_in_line = scorer.lies_in_line(int(batch.lengths[rows].max()) if len(rows) else 0)
+            is_in_line = scorer.is_row_packed(int(batch.lengths[rows].max()) if len(rows) else 0)
             crossing, longest = math.inf if is_in_line else self._crossing, self._stretch * self.max_tokens
             sharing = Sharing(crossing, longest, is_in_line, is_in_line and scorer.shares_beginnings())
         return micro_batches(batch, rows, self.max_tokens, sharing, (self.mesh.rank, self.mesh.size))
 
     def _placed(self, cuts: Sequence[tuple[Tensor, Batch]]) -> Iterator[tuple[Tensor, Batch]]:
-        with working("computing", sum(len(index) for index, _ in cuts), is_brief=True) as steps:
+        with show_progress("computing", sum(len(index) for index, _ in cuts), is_brief=True) as steps:
             for index, cut in cuts:
                 yield index, move(cut, self._device)
                 steps.advance(len(index))

@@ -16,11 +16,11 @@ from gnomon.algorithms.protocols import Loss, Need
 from gnomon.algorithms.ratios import Statistics
 from gnomon.algorithms.sections import EmaProximal
 from gnomon.core.errors import ConfigError
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.metrics import Last, Mean, Metrics, Sum
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Batch, Scores, Snapshot, State
-from gnomon.learner.allocator import within_memory
+from gnomon.learner.allocator import retry_on_oom
 from gnomon.learner.base import PLAIN, check_composition, join, part
 from gnomon.learner.forward import Begun, ForwardRunner, Prefetched, measure_routing, move, scorer_on, trim
 from gnomon.learner.frozen import FrozenWeights
@@ -482,7 +482,7 @@ class TorchLearner:
         return few + sum(int(parameter.nbytes) for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await elsewhere(lambda: within_memory(self._passes, work), self._thread)
+        return await run_in_thread(lambda: retry_on_oom(self._passes, work), self._thread)
 
     def _forget(self) -> None:
         """Drop what was computed for the next updates."""
@@ -518,8 +518,8 @@ class TorchLearner:
         )
 
     def _logprobs(self, batch: Batch, weights: Snapshot | None) -> Tensor:
-        exchanged = nullcontext() if weights is None else self._mesh.lending(self._model, weights.tensors())
-        with exchanged, self._passes.uncounted():
+        exchanged = nullcontext() if weights is None else self._mesh.swap_weights(self._model, weights.tensors())
+        with exchanged, self._passes.not_counted():
             return self._passes.logprobs(self._scorer, batch)
 
     def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:
@@ -555,7 +555,7 @@ class TorchLearner:
             self._optimizer.drop_gradients()
             self._lag.forget()
             raise
-        reach("update")
+        failpoint("update")
         self._updates += 1
         if self._critic is not None and self._critic.is_shared:
             self._critic.forget()
@@ -612,7 +612,7 @@ class TorchLearner:
             loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics, scores.anchor_kl)
             tally.backward(loss, scores, cut)
             tally.metrics += measure_routing(scores, cut)
-            reach("backward")
+            failpoint("backward")
 
     def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
         critic, plan = self._known_critic(), algorithm.critic

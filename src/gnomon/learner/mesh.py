@@ -93,7 +93,7 @@ class Mesh(Protocol):
     def kind(self, model: nn.Module, held: Any) -> torch.dtype:
         """Return the type in which a weight of ``model`` is published that is held in ``held``."""
 
-    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
+    def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Return the block in which the model computes with a snapshot's ``tensors``; see `modes.with_weights`."""
 
 
@@ -155,7 +155,7 @@ class SingleProcess:
         found: torch.dtype = held.dtype
         return found
 
-    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
+    def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Point at them, and back."""
         return with_weights(model, tensors)
 
@@ -178,7 +178,7 @@ class ShardedMesh:
         RuntimeError: torch.distributed failed, for example since a process that others wait for is gone.
     """
 
-    def __init__(self, meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:
+    def __init__(self, rendezvous: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> None:
         self.rank, self.size, self.is_whole = rank, size, False
         self.device: torch.device | None = device
         self._is_offloaded = is_offloaded
@@ -189,7 +189,7 @@ class ShardedMesh:
         distributed.init_process_group(
             # Small sums are made on the CPU whatever computes.
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=_store(meeting, size),
+            store=_store(rendezvous, size),
             rank=rank,
             world_size=size,
             timeout=PATIENCE,
@@ -329,7 +329,7 @@ class ShardedMesh:
         return found[: like.shape[0]]
 
     @contextmanager
-    def lending(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+    def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
         """Copy this process's part of them over its own, and its own back."""
         named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
         kept = [(own, own.clone()) for own in map(self.own, named.values())]
@@ -357,12 +357,12 @@ class _Root(nn.Module):
         return result, [t for t in vars(result).values() if isinstance(t, Tensor) and t.requires_grad]
 
 
-def _store(meeting: str, size: int) -> Any:
-    if not meeting.startswith(_NETWORK):
-        return distributed.FileStore(meeting, size)  # type: ignore[attr-defined]
-    if meeting in _hosted:
-        return _hosted[meeting]
-    address, _, port = meeting.removeprefix(_NETWORK).rpartition(":")
+def _store(rendezvous: str, size: int) -> Any:
+    if not rendezvous.startswith(_NETWORK):
+        return distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
+    if rendezvous in _hosted:
+        return _hosted[rendezvous]
+    address, _, port = rendezvous.removeprefix(_NETWORK).rpartition(":")
     return distributed.TCPStore(address, int(port), size, False, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
@@ -382,18 +382,18 @@ def host(address: str, size: int) -> str:
     found = distributed.TCPStore(  # type: ignore[attr-defined]
         address, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    meeting = f"{_NETWORK}{address}:{port}"
-    _hosted[meeting] = found
-    return meeting
+    rendezvous = f"{_NETWORK}{address}:{port}"
+    _hosted[rendezvous] = found
+    return rendezvous
 
 
-def join(meeting: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
+def join(rendezvous: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
     """Enter the mesh of ``size`` processes and return it once all are there.
 
     Args:
-        meeting: Where they find each other: a file's path on one machine, or what `host` returned in one of them.
+        rendezvous: Where they find each other: a file's path on one machine, or what `host` returned in one of them.
     """
-    _joined[:] = [ShardedMesh(meeting, rank, size, device, is_offloaded)]
+    _joined[:] = [ShardedMesh(rendezvous, rank, size, device, is_offloaded)]
     return _joined[0]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gnomon.core.errors import CheckpointError, NotFiniteError, bounded, check_bounds
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.tensor_files import extremes
 from gnomon.core.types import Loan, State
 from gnomon.learner.mesh import Mesh, agree
@@ -254,7 +254,7 @@ class Optimizer:
             group["lr"] = learning_rate
         self._recall()
         self._adam.step()
-        reach("optimizer")
+        failpoint("optimizer")
         self.masters.drop_gradients()
         self.masters.round_into_module()
         return float(norm)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gnomon.core.atomic_files import sync_file
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.processes.server import Channel
 from gnomon.core.tensor_files import SHARE, write_tensors
 from gnomon.core.threads import give_way
@@ -61,10 +61,10 @@ class LearnerWorker:
             "write": self._write,
         }
 
-    def _join(self, recipe: LearnerSpec, meeting: str, rank: int, size: int) -> None:
+    def _join(self, recipe: LearnerSpec, rendezvous: str, rank: int, size: int) -> None:
         self._recipe = recipe
         if recipe.plan.is_sharded:
-            mesh.join(meeting, rank, size, resolve_device(recipe.device), recipe.plan.offload)
+            mesh.join(rendezvous, rank, size, resolve_device(recipe.device), recipe.plan.offload)
 
     def _load(self) -> None:
         # Onto the CPU: parted, each goes to its device, which has no room for the whole.
@@ -93,7 +93,7 @@ class LearnerWorker:
         for name, tensor in self.learner.snapshot().tensors():
             if is_first:
                 found[name] = tensor.detach().to("cpu", copy=True)
-            reach("collect")
+            failpoint("collect")
         self.give_way()
         return found
 
@@ -132,7 +132,7 @@ class LearnerWorker:
     def _write(self, folder: str) -> Any:
         place = Path(folder)
         written = self.learner.write_model(place if mesh.here().rank == 0 else None)
-        reach("model")
+        failpoint("model")
         return {str(path.relative_to(place)): digest for path, digest in written.items()}
 
     def _in_first(self, value: Any) -> Any:
@@ -141,12 +141,12 @@ class LearnerWorker:
 
 def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
     found = write_tensors(path, tensors)
-    reach("share")
+    failpoint("share")
     sync_file(path)
     return [str(path), found]
 
 
-def fault_of(error: Exception) -> dict[str, str]:
+def error_payload(error: Exception) -> dict[str, str]:
     """Return what is told of something that was raised; its trace goes to standard error."""
     traceback.print_exception(error)
     return {"kind": type(error).__name__, "said": str(error)}
@@ -163,7 +163,7 @@ def serve(channel: Channel) -> None:
             arguments = unpacked(order["text"], files[0])
             value, error = rank.commands[order["do"]](**arguments), None
         except Exception as raised:
-            value, error = None, fault_of(raised)
+            value, error = None, error_payload(raised)
         with packed(value) as (text, file):
             channel.send({"text": text, "error": error}, file)
 

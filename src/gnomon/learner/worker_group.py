@@ -56,7 +56,7 @@ class WorkerGroup(Protocol):
         """Whether shelving brings the weights to the engines, which then have that version and no other."""
 
     @property
-    def meeting(self) -> str:
+    def rendezvous(self) -> str:
         """Address of the rendezvous (`mesh.join`); known after `open`."""
 
     @property
@@ -161,9 +161,9 @@ class LocalWorkerGroup:
         self._stopped: dict[int, float] = {}
 
     @property
-    def meeting(self) -> str:
+    def rendezvous(self) -> str:
         """The file in which they find each other."""
-        return str(self.scratch / "meeting")
+        return str(self.scratch / "rendezvous")
 
     @property
     def scratch(self) -> Path:

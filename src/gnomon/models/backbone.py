@@ -46,7 +46,7 @@ class Backbone:
         self._edge = rotary_edge(model.config)
         use_own_layers(self._model)
         self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
-        self._is_tried = may_write_out(self._model) and _reproduces(body_of(self._model))
+        self._is_tried = can_fuse(self._model) and _reproduces(body_of(self._model))
         if self._is_tried:
             lay_side_by_side(body_of(self._model))
 
@@ -104,7 +104,7 @@ class Backbone:
             raise ModelError("a layer's attention was not told how packed rows branch")
         return hidden
 
-    def lies_in_line(self, longest: int) -> bool:
+    def is_row_packed(self, longest: int) -> bool:
         """Whether packed rows with at most ``longest`` tokens form one row."""
         return (self._is_written() and not self._is_long(longest)) or self._is_flexible()
 
@@ -181,7 +181,7 @@ class Backbone:
     def _is_written(self) -> bool:
         """Whether the model is as it was at the trial: not sharded, without adapters, without recomputed layers."""
         is_asked = kernel_for(next(self._model.parameters()).device) == "branches"
-        return self._is_tried and is_asked and may_write_out(self._model)
+        return self._is_tried and is_asked and can_fuse(self._model)
 
 
 def own_states(model: Any, tokens: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def own_states(model: Any, tokens: Tensor) -> Tensor:
     return hidden
 
 
-def may_write_out(model: Any) -> bool:
+def can_fuse(model: Any) -> bool:
     """Whether a backbone may use `body_states`; a user's choice of eager attention is kept."""
     body = body_of(model)
     is_sdpa = body is not model and body.config._attn_implementation in (OWN, "sdpa")
@@ -201,7 +201,7 @@ def may_write_out(model: Any) -> bool:
 
 def kept_for_backward(model: Any) -> int:
     """Return the numbers per token that `body_states` keeps for the backward pass; 0 if it is not used."""
-    return kept_per_token(body_of(model)) if may_write_out(model) else 0
+    return kept_per_token(body_of(model)) if can_fuse(model) else 0
 
 
 def _reproduces(body: Any) -> bool:

@@ -127,9 +127,9 @@ class ValueScorer:
             computed=hidden.shape[0] * hidden.shape[1],
         )
 
-    def lies_in_line(self, longest: int) -> bool:
+    def is_row_packed(self, longest: int) -> bool:
         """Whether rows of at most ``longest`` tokens that share prompts are computed one behind another."""
-        return self._body.lies_in_line(longest)
+        return self._body.is_row_packed(longest)
 
     def shares_beginnings(self) -> bool:
         """Whether what all prompts of such a row begin with is computed once."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gnomon.core.errors import ModelError
-from gnomon.core.progress import shown_by, told, working
+from gnomon.core.progress import log_to, show_progress, use_progress
 from gnomon.models.place import DEFAULT, LAYOUT, MARKER, default_folder, is_prepared
 from gnomon.models.weights_check import Fit, refuse
 
@@ -64,7 +64,7 @@ def prepare_default() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as made:
         whole = Path(made) / NAME
         whole.mkdir()
-        with working(f"converting {NAME} to {folder}, once, about 20 s"), _silent():
+        with show_progress(f"converting {NAME} to {folder}, once, about 20 s"), _silent():
             _convert(source, whole)
         _mark(whole, source)
         _publish(whole, folder)
@@ -127,5 +127,5 @@ def _silent() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with shown_by(told(lambda said: print(said, file=sys.stderr, flush=True))):
+    with use_progress(log_to(lambda said: print(said, file=sys.stderr, flush=True))):
         print(prepare_default())

@@ -235,9 +235,9 @@ class TokenScorer:
         kept = _put(self._blank_top(mask), (rows, columns), own)
         return TokenScores(logprobs, entropy, computed, experts, None if top is None else kl, kept)
 
-    def lies_in_line(self, longest: int) -> bool:
+    def is_row_packed(self, longest: int) -> bool:
         """Whether rows of at most ``longest`` tokens with shared prompts form one row."""
-        return self._backbone.lies_in_line(longest)
+        return self._backbone.is_row_packed(longest)
 
     def shares_beginnings(self) -> bool:
         """Whether what all prompts of such a row begin with is computed once."""

@@ -8,8 +8,8 @@ from typing import Self
 
 from gnomon.core.errors import DiagnosedError, Stopped
 from gnomon.core.metrics import Metrics, Sum
-from gnomon.core.progress import working
-from gnomon.core.threads import alone, give_way
+from gnomon.core.progress import show_progress
+from gnomon.core.threads import give_way, without_omp_team
 
 
 class Background:
@@ -40,7 +40,7 @@ class Background:
         """
         self.settle()
         if self.is_asynchronous and not is_waited_for:
-            self._under_way = self._thread.submit(alone(_timed), work)
+            self._under_way = self._thread.submit(without_omp_team(_timed), work)
             return
         seconds = _timed(work)
         self._waited += seconds
@@ -66,7 +66,7 @@ class Background:
             return
         began = time.perf_counter()
         try:
-            with working(f"waiting until {self._what} is on the disk"):
+            with show_progress(f"waiting until {self._what} is on the disk"):
                 self._worked += under_way.result()
         finally:
             self._waited += time.perf_counter() - began
@@ -83,7 +83,7 @@ class Background:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with working(f"waiting until {self._what} is on the disk"):
+        with show_progress(f"waiting until {self._what} is on the disk"):
             self._thread.shutdown(wait=True)
         if error is None or isinstance(error, Stopped | DiagnosedError):
             self.settle()

@@ -27,7 +27,7 @@ from gnomon.core.atomic_files import (
     write_json,
 )
 from gnomon.core.errors import LIMITS, CheckpointError, refusal_of
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.tensor_files import extremes, stored, write_tensors
 from gnomon.core.types import State
 from gnomon.records.jsonl import Warn, warn_on_stderr
@@ -141,7 +141,7 @@ def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
             path = folder / f"{name}.safetensors"
             hashes[path] = write_tensors(path, {**state.tensors, **state.lent})
         (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
-        reach("checkpoint-file")
+        failpoint("checkpoint-file")
     return hashes
 
 
@@ -255,9 +255,9 @@ class Checkpoints:
                 were, and nothing is left of this one.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.sweep()
+        self.remove_unfinished()
         target = self.directory / f"step-{step}"
-        self._clear_way(target)
+        self._quarantine(target)
         needed = self._check_space(parts, model_bytes)
         hidden = self.directory / f".tmp-{step}-{secrets.token_hex(4)}"
         try:
@@ -265,13 +265,13 @@ class Checkpoints:
             hashes = write_states(hidden / "state", parts)
             hashes |= made if isinstance(made := model_files(hidden), dict) else {}
             sync_tree(hidden)
-            reach("checkpoint-manifest")
+            failpoint("checkpoint-manifest")
             write_manifest(hidden, step, hashes)
             os.rename(hidden, target)
-            reach("checkpoint-rename")
+            failpoint("checkpoint-rename")
         except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
-            if isinstance(error, Exception) and (told := self._told(error, step, needed)) is not None:
+            if isinstance(error, Exception) and (told := self._disk_error(error, step, needed)) is not None:
                 raise told from error
             raise
         sync_directory(self.directory)
@@ -279,7 +279,7 @@ class Checkpoints:
             write_durably(self._marker, b"")
         if is_best:
             write_json(self.directory / BEST, {"step": step})
-        self._retire()
+        self._prune()
         return target
 
     def newest(self) -> CheckpointRef | None:
@@ -313,7 +313,7 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
-    def sweep(self) -> None:
+    def remove_unfinished(self) -> None:
         """Remove what an interrupted save or removal left behind. Only the process that writes may do this."""
         if self.directory.is_dir():
             for left in [*self.directory.glob(".tmp-*"), *self.directory.glob(".removed-*")]:
@@ -328,7 +328,7 @@ class Checkpoints:
         # A run that publishes one and removes another meanwhile may show neither in one listing.
         return found if list(numbered(self.directory, r"step-(\d+)")) == listed else self._steps()
 
-    def _clear_way(self, target: Path) -> None:
+    def _quarantine(self, target: Path) -> None:
         if not os.path.lexists(target):
             return
         damage = find_damage(target)
@@ -338,7 +338,7 @@ class Checkpoints:
         os.rename(target, aside)
         self._warn(f"the damaged checkpoint {target} was set aside as {aside.name}: {damage}")
 
-    def _told(self, error: Exception, step: int, needed: int) -> OSError | None:
+    def _disk_error(self, error: Exception, step: int, needed: int) -> OSError | None:
         """Return what people are told where writing ended in ``error``; None where the files are not to blame."""
         what = f"the checkpoint of step {step} in {self.directory}"
         refused = refusal_of(error)
@@ -372,7 +372,7 @@ class Checkpoints:
             )
         return needed
 
-    def _retire(self) -> None:
+    def _prune(self) -> None:
         # Damaged ones do not count: with one of two gone bad, removing the third would leave a single good one.
         sound = [(step, path) for step, path in self._steps() if find_damage(path, is_quick=True) is None]
         best = self.best()

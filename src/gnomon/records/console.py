@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gnomon.core.progress import shown_by
+from gnomon.core.progress import use_progress
 from gnomon.core.redaction import for_people, visible
 from gnomon.records.phase import Phase, duration
 
@@ -121,7 +121,7 @@ class Console:
             self._live = None
 
     def __enter__(self) -> Self:
-        self._listening = shown_by(self.phase)
+        self._listening = use_progress(self.phase)
         self._listening.__enter__()
         return self
 

@@ -256,7 +256,7 @@ class RunDirectory:
                         f"{path} cannot be gone on with: {error.strerror}, as a run writes there; move it away"
                     ) from error
 
-    def take_back(self) -> None:
+    def discard(self) -> None:
         """Remove a new run whose session never began (it has no card), so that its name is free again."""
         if not self.card.exists():
             self.experiment.unlink(missing_ok=True)

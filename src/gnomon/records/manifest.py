@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gnomon.core.atomic_files import open_plain, sync_directory, sync_file
 from gnomon.core.errors import CheckpointError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.tensor_files import xxh3
 
 _BLOCK_BYTES_COPYING = 1 << 22
@@ -22,7 +22,7 @@ def copy_files(files: Sequence[Path], folder: Path) -> None:
     Raises:
         OSError: A file cannot be copied, for example since the disk is full; finished copies stay.
     """
-    with working(f"copying to {folder}", sum(file.stat().st_size for file in files), "bytes") as steps:
+    with show_progress(f"copying to {folder}", sum(file.stat().st_size for file in files), "bytes") as steps:
         for file in files:
             with open_plain(file) as source, open(folder / file.name, "xb") as target:
                 while block := source.read(_BLOCK_BYTES_COPYING):
@@ -114,7 +114,7 @@ def _compare(folder: Path, expected: dict[str, dict[str, int | str]], is_quick: 
 
 def _differing(folder: Path, found: dict[str, Path], expected: dict[str, dict[str, int | str]]) -> str | None:
     total = sum(path.stat().st_size for path in found.values())
-    with working(f"verifying {folder.name}", total, "bytes") as steps:
+    with show_progress(f"verifying {folder.name}", total, "bytes") as steps:
         for name, path in sorted(found.items()):
             kind = _SHA256 if _SHA256 in expected[name] else _XXH3
             if _hashed(path, kind, steps.advance) != expected[name][kind]:

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.tables import reach
+from gnomon.core.tables import value_at
 from gnomon.models.place import cache_root
 from gnomon.records.reading import RunRecord
 from gnomon.records.run_card import sessions_of
@@ -34,14 +34,14 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     """
     named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
     named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
-    judges = _judges([table.get("rewards"), reach(table, "evaluation.tasks")])
+    judges = _judges([table.get("rewards"), value_at(table, "evaluation.tasks")])
     # A judge is sent the prompts, the answers and the value of any variable that the table names.
     named += [f"judge at {one.get('url')} with the key in {one.get('variable') or 'no variable'}" for one in judges]
-    named += [f"environment {text}" for text in _texts(reach(table, "environment.use")) if text]
-    named += [f"tool {text}" for text in _texts(reach(table, "environment.tools")) if text != _PYTHON]
-    named += [f"interpreter {text}" for text in _texts(reach(table, "engine.python")) if text]
+    named += [f"environment {text}" for text in _texts(value_at(table, "environment.use")) if text]
+    named += [f"tool {text}" for text in _texts(value_at(table, "environment.tools")) if text != _PYTHON]
+    named += [f"interpreter {text}" for text in _texts(value_at(table, "engine.python")) if text]
     # A server is sent this user's key and the prompts, and what it answers is scored.
-    named += [f"server at {text}" for text in _texts(reach(table, "engine.server")) if text not in ("", "start")]
+    named += [f"server at {text}" for text in _texts(value_at(table, "engine.server")) if text not in ("", "start")]
     # What is said to a cluster and what it answers are pickles, which run what they name.
     cluster = table.get("cluster")
     reached = cluster.get("address") if isinstance(cluster, Mapping) else cluster

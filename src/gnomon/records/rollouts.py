@@ -64,7 +64,9 @@ class TokenStats:
     entropy: Tensor
 
 
-def taught_rows(batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | None = None) -> Iterator[dict[str, Any]]:
+def token_records(
+    batch: Batch, rollouts: Sequence[Rollout], seen: TokenStats | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the fields of each rollout's line, in order; no field for a rollout that ``batch`` has no row of.
 
     What is not finite stays so here, and is null in the file.
@@ -130,7 +132,7 @@ def read_taught(row: Mapping[str, Any]) -> TokenRecord:
     """Return what a line says.
 
     Raises:
-        TypeError, ValueError: For fields that `taught_rows` does not write.
+        TypeError, ValueError: For fields that `token_records` does not write.
     """
     length = len(row["response"])
     said = row.get("advantages", [])
@@ -228,7 +230,7 @@ class RolloutLog:
             seen: Of some of its rows.
         """
         taught = iter(
-            () if batch is None else taught_rows(batch, [s for g in groups for r in g.rollouts for s in r.rows], seen)
+            () if batch is None else token_records(batch, [s for g in groups for r in g.rollouts for s in r.rows], seen)
         )
         numbered = enumerate([*((g, True) for g in groups), *((g, False) for g in dropped)])
         rows = [

@@ -39,7 +39,9 @@ _GENERATORS: Mapping[type, _Ways] = {
 }
 
 
-def uncounted(root: object, parts: Collection[object], stateless: Mapping[type, str], place: str = "run") -> list[str]:
+def unsaved_state(
+    root: object, parts: Collection[object], stateless: Mapping[type, str], place: str = "run"
+) -> list[str]:
     """Return what can change below ``root`` and is neither in ``parts`` nor ``stateless``: its place and its type.
 
     Everything that ``root`` holds is looked at, through attributes, containers, closures, partial functions and bound

@@ -276,7 +276,7 @@ class UserFunction(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Call it with this sample; await it where it must be awaited."""
         _, how = find(self.function)
-        reward = how.reward(self._called((sample,)))
+        reward = how.reward(self._call_function((sample,)))
         if reward is None:
             raise VerifierError("returned None")
         return reward  # type: ignore[no-any-return] # checked where all rewards are
@@ -287,9 +287,9 @@ class UserFunction(Verifier):
         Raises:
             VerifierError: If it returns what it may not; what the function raises goes through.
         """
-        return find(self.function)[1].rewards(self._called(samples), len(samples))
+        return find(self.function)[1].rewards(self._call_function(samples), len(samples))
 
-    def _called(self, samples: Sequence[Sample]) -> Any:
+    def _call_function(self, samples: Sequence[Sample]) -> Any:
         function, how = find(self.function)
         is_chat = how.style == "trl" and all(sample.messages for sample in samples)
         # What a function changes in its columns is not what the next reward, or a vote, should see.

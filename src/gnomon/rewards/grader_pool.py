@@ -18,7 +18,7 @@ from gnomon.core.errors import ConfigError, GnomonError, GradingError, refusal_o
 from gnomon.core.processes.client import ExitReason, ForkServer, Limits
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Grade
 from gnomon.rewards.base import Sample, Verdict
 from gnomon.rewards.grading import Grading, WeightedReward
@@ -100,7 +100,7 @@ class GradingPool:
                     # A model computes a batch at a time, in the order of asking; judges are waited for.
                     workers = reward.verifier.concurrency if isinstance(reward.verifier, RubricJudge) else 1
                     threads = ThreadPoolExecutor(workers, thread_name_prefix="scores")
-                    self._models.append((reward, await elsewhere(partial(self._load, reward.verifier)), threads))
+                    self._models.append((reward, await run_in_thread(partial(self._load, reward.verifier)), threads))
             await self._worker_pool.open()
             for _ in range(self._limits.workers):
                 self._idle.put_nowait(await self._spawn())
@@ -171,7 +171,7 @@ class GradingPool:
             if self._is_closed or not seen:
                 continue
             try:
-                found = await elsewhere(partial(score, [part for _, part in seen]), threads)
+                found = await run_in_thread(partial(score, [part for _, part in seen]), threads)
             except Exception as error:
                 if refusal_of(error) is not None:  # a full disk ends a run as it does elsewhere
                     raise

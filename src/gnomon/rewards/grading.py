@@ -195,7 +195,7 @@ class Grading:
         parts: list[dict[str, float]] = [{} for _ in samples]
         errors: list[str | None] = [None for _ in samples]
         for reward in self.rewards:
-            for number, found in enumerate(_found(reward, samples)):
+            for number, found in enumerate(_scores(reward, samples)):
                 if isinstance(found, str):
                     errors[number] = errors[number] or found
                 elif found is not None:
@@ -211,7 +211,7 @@ class Grading:
         """Judge a sample. Never raises for a bad one."""
         parts: dict[str, float] = {}
         for reward in self.rewards:
-            found = _part(reward.part, partial(reward.judge, sample))
+            found = _score(reward.part, partial(reward.judge, sample))
             if isinstance(found, str):
                 return Verdict(None, error=found)
             if found is not None:
@@ -236,11 +236,11 @@ def _is_joint(verifier: AnyVerifier) -> bool:
     return isinstance(verifier, UserFunction) and verifier.is_joint
 
 
-def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | str | None]:
+def _scores(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | str | None]:
     """Return a part of each sample's reward: a number, None where it does not apply, or the error in words."""
     verifier = reward.verifier
     if not (isinstance(verifier, UserFunction) and verifier.is_joint):
-        return [_part(reward.part, partial(_drawn, reward, sample)) for sample in samples]
+        return [_score(reward.part, partial(_seeded_score, reward, sample)) for sample in samples]
     if reward.within != "anywhere" or reward.must_end:
         said = "must_end" if reward.must_end else f"extract = '{reward.within}'"
         why = f"{said} is for rewards that see one answer, and this one compares all to a question"
@@ -252,10 +252,10 @@ def _found(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | st
         return [shorten(f"{reward.part}: {error}")] * len(samples)
     except (Exception, SystemExit) as error:
         return [f"{reward.part}: {exception_text(error)}"] * len(samples)
-    return [None if one is None else _part(reward.part, partial(_given, one)) for one in found]
+    return [None if one is None else _score(reward.part, partial(_given, one)) for one in found]
 
 
-def _drawn(reward: WeightedReward, sample: Sample) -> float:
+def _seeded_score(reward: WeightedReward, sample: Sample) -> float:
     seed_all(sample.seed, "reward")
     return reward.judge(sample)
 
@@ -264,7 +264,7 @@ def _given(value: Any) -> Any:
     return value
 
 
-def _part(name: str, judge: Callable[[], Any]) -> float | str | None:
+def _score(name: str, judge: Callable[[], Any]) -> float | str | None:
     try:
         return real(judge())
     except NotApplicable:

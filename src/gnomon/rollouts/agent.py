@@ -25,12 +25,12 @@ from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, described, exchange
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.sections import GrammarConfig
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Message, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.grammar import Grammar
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.engines.scripted import ScriptedEngine
 from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.models.tokenizer import Tokenizer
@@ -209,7 +209,7 @@ class AgentSession:
         self._calls.add(answer)
         return answer
 
-    def let_go(self, answer: Answer) -> None:
+    def release(self, answer: Answer) -> None:
         """Forget a call that is over."""
         self._calls.discard(answer)
 
@@ -583,7 +583,7 @@ class AgentEndpoint:
         return _flat(why if answer is None else self._admitted[answer].fail(why))
 
     def _let_go(self, answer: Answer) -> None:
-        self._admitted.pop(answer).let_go(answer)
+        self._admitted.pop(answer).release(answer)
 
 
 @dataclass(frozen=True)
@@ -771,9 +771,9 @@ async def try_agent(
             said = partial(_made, tuple(templates.tokenizer.encode_plain(sample.completion)))
             agent = AgentRollout(ScriptedEngine(said), endpoint, hosts, templates, plan, _ungraded)
             task = Task(f"trial-{number}", (), sample.prompt, sample.columns, sample.messages)
-            return await agent.run(task, partial(draw_key, 0, 0, task.id, 0), sampling)
+            return await agent.run(task, partial(sample_key, 0, 0, task.id, 0), sampling)
 
-        with working(f"trying the agent {plan.names}"):
+        with show_progress(f"trying the agent {plan.names}"):
             played = await asyncio.gather(*(tried(number, sample) for number, sample in enumerate(samples)))
     silent = [path.error for path in played if path.error is not None]
     if len(silent) == len(played):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gnomon.core.types import GIVEN, Grade, Group, Rollout, Task
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
@@ -64,7 +64,7 @@ class DemonstratedRollouter:
             is_truncated=False,
             max_completion_length=source.sampling.max_completion_length,
             columns=task.columns,
-            seed=draw_key(source.seed, round_number, task.id, source.generations),
+            seed=sample_key(source.seed, round_number, task.id, source.generations),
             messages=task.messages,
         )
         (grade,) = await source.grades([sample])

@@ -14,7 +14,7 @@ from gnomon.core.errors import ConfigError, EngineError, RewardError
 from gnomon.core.processes.client import ExitReason, ForkServer, Limits, WorkerProgram
 from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
 from gnomon.core.processes.server import Channel
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.types import EndedBy
 from gnomon.rewards.base import Sample
 from gnomon.rewards.sandbox.container import ENGINE_VARIABLES
@@ -166,7 +166,7 @@ class EnvWorkers:
 
     async def __aenter__(self) -> Self:
         try:
-            with working("starting environments"):
+            with show_progress("starting environments"):
                 await self._worker_pool.open()
         except RewardError as error:
             await self._worker_pool.close()
@@ -245,7 +245,7 @@ def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
     """
     fork_server = environment_fork_server(plan)
     try:
-        with working(f"trying the environment {plan.names}"):
+        with show_progress(f"trying the environment {plan.names}"):
             fork_server.open()
             for _ in range(_TRIES):
                 pid, connection = fork_server.fork()
@@ -328,7 +328,7 @@ def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample
             in every conversation.
     """
     fork_server = environment_fork_server(plan)
-    with working(f"trying the environment {plan.names}"):
+    with show_progress(f"trying the environment {plan.names}"):
         try:
             fork_server.open()
             played = list(_conversations(fork_server, plan, [sample for answers in questions for sample in answers]))

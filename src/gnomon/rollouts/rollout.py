@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Engine, Sampling
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.rewards.base import Sample
 from gnomon.rollouts.multi_turn import Trajectory, unopened
@@ -112,7 +112,7 @@ class Rollouter:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
         if self.conversation is not None:
             return await self._converse(self.conversation, task, round_number, watch)
-        keys = [draw_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
+        keys = [sample_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions), len(completions))
         samples = [self._sample(task, c, key) for c, key in zip(completions, keys, strict=True)]
@@ -132,7 +132,7 @@ class Rollouter:
     ) -> Group:
         async def one(sample: int) -> list[tuple[Trajectory, Grade | None]]:
             played = await conversation.run(
-                task, lambda turn: draw_key(self.seed, round_number, task.id, sample, turn), self.sampling
+                task, lambda turn: sample_key(self.seed, round_number, task.id, sample, turn), self.sampling
             )
             watch.generated(played.generated)
             return [(path, await graded(path)) for path in (played, *played.others)]
@@ -158,7 +158,7 @@ class Rollouter:
         return Group(task, rollouts, any(played.is_of_role for played, _ in found))
 
     def _sample(self, task: Task, completion: Completion, key: int) -> Sample:
-        reach("grade")
+        failpoint("grade")
         return Sample(
             prompt=task.text,
             completion=self.opening(task.prompt)

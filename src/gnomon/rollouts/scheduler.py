@@ -16,8 +16,8 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.failpoints import reach
-from gnomon.core.progress import working
+from gnomon.core.failpoints import failpoint
+from gnomon.core.progress import show_progress
 from gnomon.core.types import Group, State
 from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.rollout import RolloutSource, RolloutTimer
@@ -222,7 +222,7 @@ class RolloutScheduler:
         self._clock += 1
         self._fill()
         began = time.perf_counter()
-        with working("answering", self.prompts_per_step, is_brief=True) as steps:
+        with show_progress("answering", self.prompts_per_step, is_brief=True) as steps:
             answered = 0
             while (chosen := self._choose()) is None:
                 # Looking at every slot after every answer would take the square of their number.
@@ -255,7 +255,7 @@ class RolloutScheduler:
         while len(self._slots) < most:
             watch = RolloutTimer()
             indices = self.curriculum.take(min(self.prompts_per_step, most - len(self._slots)))
-            reach("ask")
+            failpoint("ask")
             for place, index in enumerate(indices):
                 self._ask(InflightGroup(index, self._next, place, watch))
             self._next += 1

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from gnomon.core.errors import DatasetError, shortened
 from gnomon.core.optional import import_optional
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.tasks.row_values import Row, Unread
 
 _LONGEST = 16
@@ -28,7 +28,7 @@ def read_arrow(file: Any, form: str, read: Callable[[], Any], numbering: Collect
     """
     arrow = import_optional("pyarrow", "tables", f"a file of {form}")
     try:
-        with working(f"reading {file}"):
+        with show_progress(f"reading {file}"):
             return rows_of(read(), str(file), numbering)
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         reason = shortened(" ".join(str(error).split()), 200)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded, check_bounds, unknown
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.core.sections import EvalSampling
 from gnomon.core.types import Message
 from gnomon.rewards.exact import Numeric
@@ -468,7 +468,7 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
         note: Why it is so short. Renders every prompt once, so that what a template refuses or leaves out is found
             before anything is trained.
     """
-    places = counted(range(len(tasks)), "measuring prompts", len(tasks))
+    places = track(range(len(tasks)), "measuring prompts", len(tasks))
     each = [(task.id, len(task.prompt), task.longest) for task in (tasks[index] for index in places)]
     if context_length is None:
         return

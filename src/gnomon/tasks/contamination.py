@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.tasks.question import Dataset, HasText, comparison_key
 
 SHORTEST, LONGEST = 8, 13
@@ -87,7 +87,7 @@ def overlap(train: Dataset[HasText], held_out: Dataset[HasText]) -> Overlap:
     same: dict[int, str] = {}
     seen: dict[tuple[str, ...], list[int]] = defaultdict(list)
     known = {word for own in words for word in own}
-    for number in counted(range(len(train)), "comparing questions", len(train)):
+    for number in track(range(len(train)), "comparing questions", len(train)):
         item = train[number]
         own = _words(item.text)
         if tuple(own) in whole:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 from gnomon.core.types import Grade, Message, Task
 from gnomon.rewards.base import Sample, VerifierError
 from gnomon.rewards.code.reward import Code
@@ -81,7 +81,7 @@ def _sorted(
     flaws: list[_Flaw] = []
     heavy: list[tuple[Question | Task, Sample]] = []
     judged: dict[str, str | None] = {}
-    for asked in counted(_asked(tasks), f"checking the answers of {tasks.name}", len(tasks)):
+    for asked in track(_asked(tasks), f"checking the answers of {tasks.name}", len(tasks)):
         value = str(asked.columns.get(getattr(reward.verifier, "column", "answer")))
         if value not in judged:
             judged[value] = None
@@ -120,7 +120,7 @@ def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample
     """
     found: dict[frozenset[str], tuple[Question | Task, int]] = {}
     for tasks in sets:
-        for asked in counted(_asked(tasks), f"looking at the columns of {tasks.name}", len(tasks)):
+        for asked in track(_asked(tasks), f"looking at the columns of {tasks.name}", len(tasks)):
             columns = frozenset(name for name, value in asked.columns.items() if value is not None)
             first, count = found.get(columns, (asked, 0))
             found[columns] = first, count + 1
@@ -139,7 +139,7 @@ def _messages(asked: Question | Task) -> tuple[Message, ...]:
 
 def _tried(heavy: Sequence[tuple[Question | Task, Sample]], reward: WeightedReward, limits: Limits) -> list[_Flaw]:
     """Return which of the answers earn nothing, judged as in training: in processes that end at the deadline."""
-    with working(f"trying {len(heavy)} answers with the reward {reward.part}"):
+    with show_progress(f"trying {len(heavy)} answers with the reward {reward.part}"):
         grades = asyncio.run(_graded([sample for _, sample in heavy], reward, limits))
     return [
         _Flaw(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from gnomon.core.errors import DatasetError
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.core.types import Message, Task
 from gnomon.tasks.base import Content, Further, Renderer, TaskSet
 from gnomon.tasks.row_inputs import Wording
@@ -34,7 +34,7 @@ def dataset_fingerprint(tasks: TaskSet) -> str:
     """
     digest = hashlib.blake2b(str(len(tasks)).encode(), digest_size=16)
     places = range(0, len(tasks), -(-len(tasks) // MOST) or 1)
-    for index in counted(places, "stamping prompts", len(places)):
+    for index in track(places, "stamping prompts", len(places)):
         task = tasks[index]
         content = [task.id, task.prompt, task.text, dict(task.columns)]
         content += [task.response, task.mask] if task.response else []
@@ -210,7 +210,7 @@ def one_answer_each(asked: QuestionSet, renderer: Renderer) -> tuple[QuestionSet
     """
     made: list[Question] = []
     changed = 0
-    for number in counted(range(len(asked)), f"looking at the answers of {asked.name}", len(asked)):
+    for number in track(range(len(asked)), f"looking at the answers of {asked.name}", len(asked)):
         question = asked[number]
         places = [place for place, turn in enumerate(question.turns) if turn["role"] == "assistant"]
         further = replace(question.further, where=f"{asked.name}: question '{question.id}'")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded, unknown
 from gnomon.core.optional import import_optional
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.tasks import isolated
 from gnomon.tasks.question import Question, digest
 
@@ -113,7 +113,7 @@ class _Isolated:
     def __getitem__(self, index: int) -> dict[str, Any]:
         c = self._config
         if not self._items:
-            with working(f"generating {c.size} questions of {c.generator}"):
+            with show_progress(f"generating {c.size} questions of {c.generator}"):
                 self._items = isolated.generate_in_subprocess(c.generator, c.parameters, spread(c.seed), c.size)
         return self._items[index]
 

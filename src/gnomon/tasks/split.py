@@ -11,7 +11,7 @@ from heapq import nsmallest
 from typing import Generic
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.tasks.question import Dataset, Item, Question, comparison_key, digest
 
 _COMPARING = "comparing questions"
@@ -79,7 +79,7 @@ class Subset(Generic[Item]):
 def unique(items: Dataset[Item]) -> Subset[Item]:
     """Return the first of each question; repetitions are dropped."""
     first: dict[str, int] = {}
-    for index in counted(range(len(items)), _COMPARING, len(items)):
+    for index in track(range(len(items)), _COMPARING, len(items)):
         first.setdefault(comparison_key(items[index].text), index)
     return Subset(items, tuple(first.values()))
 
@@ -122,7 +122,7 @@ def disjoint(train: Dataset[Item], held_out: Dataset[Item], least: int = 1) -> S
         ConfigError: Fewer than ``least`` remain.
     """
     kept_back = _keys(held_out)
-    places = counted(range(len(train)), _COMPARING, len(train))
+    places = track(range(len(train)), _COMPARING, len(train))
     keep = tuple(i for i in places if comparison_key(train[i].text) not in kept_back)
     if len(keep) < least:
         raise ConfigError(
@@ -157,7 +157,7 @@ def by_content(items: Dataset[Item], held_out: HeldOut) -> tuple[Subset[Item], S
         ConfigError: No question is left for training.
     """
     places: dict[str, list[int]] = {}
-    for index in counted(range(len(items)), _COMPARING, len(items)):
+    for index in track(range(len(items)), _COMPARING, len(items)):
         places.setdefault(comparison_key(items[index].text), []).append(index)
     ranked = sorted(places, key=lambda key: _position(key, held_out.seed))
     asked = min(held_out.most, max(1, int(held_out.fraction * len(places)))) if held_out.size is None else held_out.size
@@ -181,7 +181,7 @@ def _position(key: str, seed: int) -> float:
 
 
 def _each(items: Dataset[Item]) -> Iterable[Item]:
-    return (items[index] for index in counted(range(len(items)), _COMPARING, len(items)))
+    return (items[index] for index in track(range(len(items)), _COMPARING, len(items)))
 
 
 def _keys(items: Dataset[Item]) -> set[str]:

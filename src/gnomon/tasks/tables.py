@@ -23,9 +23,9 @@ from urllib.request import getproxies
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded, no_file, shortened, unknown
 from gnomon.core.optional import import_optional
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 from gnomon.core.sections import TABLE_SUFFIXES
-from gnomon.core.tables import reach
+from gnomon.core.tables import value_at
 from gnomon.core.types import Message
 from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.base import Content
@@ -185,7 +185,7 @@ def _read_jsonl(file: Path) -> list[Row]:
     if content.lstrip()[:1] == b"[":
         raise DatasetError(f"{file} begins with [ and is one JSON list, not an object on each line; rename it to .json")
     content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    lines = counted(io.BytesIO(content), f"reading {file}", content.count(b"\n") + 1)
+    lines = track(io.BytesIO(content), f"reading {file}", content.count(b"\n") + 1)
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
@@ -336,7 +336,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
     if kind and not is_saved:
         _check_no_texts(folder)
     try:
-        with working(f"reading the dataset {path}"), nullcontext() if kind else _hub_or_cache(datasets.config):
+        with show_progress(f"reading the dataset {path}"), nullcontext() if kind else _hub_or_cache(datasets.config):
             found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, subset, split=split)
     except Exception as error:
         raise DatasetError(
@@ -348,7 +348,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
         if split not in found:
             raise DatasetError(f"{path}: {unknown('split', split, found)}")
         found = found[split]
-    with working(f"taking the rows of {path}"):
+    with show_progress(f"taking the rows of {path}"):
         return rows_of(found.with_format("arrow")[:].to_reader(BATCH), path, numbering)
 
 
@@ -499,7 +499,7 @@ class TableTask:
         name = self.name
         repetitions = Repetitions(name, self.repeated == "merge")
         rows = read_rows(self.path, self.subset, self.split, self._numbering)
-        for row in counted(rows, f"checking the rows of {name}", len(rows)):
+        for row in track(rows, f"checking the rows of {name}", len(rows)):
             question, flaw = self._question(row, name)
             if question is not None and not repetitions.is_kept(question, row.number, row.copies):
                 continue
@@ -660,7 +660,7 @@ class TableTask:
     def _answer(self, row: Row) -> tuple[Any, str | None]:
         """Return the answer (None when there is none and none is needed), and what is wrong with it."""
         columns = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
-        found = {c: _as_answer(a) for c in columns if (a := row.values.get(c, reach(row.values, c))) is not None}
+        found = {c: _as_answer(a) for c in columns if (a := row.values.get(c, value_at(row.values, c))) is not None}
         if not found:
             near = names_in(row.values, None if self.answer_column else "answer_column", ANSWER_COLUMNS)
             missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {near}"

@@ -30,7 +30,7 @@ from gnomon.core.errors import (
     UserError,
     unknown,
 )
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.optional import check_installed, import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
@@ -66,19 +66,20 @@ from gnomon.training.build import TrainingContext, grade_once, run_training
 from gnomon.training.build_data import (
     PromptChoice,
     TrainingData,
-    choosing,
+    build_curriculum,
     completed,
     grading_limits,
     held_out_questions,
+    isolation_of,
     questions,
-    walls_of,
 )
-from gnomon.training.build_workers import opened, said_of_serving
+from gnomon.training.build_workers import open_cluster, said_of_serving
 from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.continuation import (
     Continuation,
     Inheritance,
     ParentRun,
+    announce_user_code,
     changed_code,
     changes,
     find_resume_point,
@@ -88,10 +89,9 @@ from gnomon.training.continuation import (
     other_experiment,
     own_code_of,
     refuse_other_code,
-    rewind,
-    say_whose_code,
     settled,
     sources_of,
+    truncate_logs,
     write_keys,
 )
 from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
@@ -103,7 +103,7 @@ from gnomon.training.result import load as load_run
 from gnomon.training.reward_models import PolicyJudge, check_judging_policy, check_reward_models
 from gnomon.training.run import StopRequest
 from gnomon.training.run_logger import FinishedStep
-from gnomon.training.signals import stopping
+from gnomon.training.signals import stop_on_signals
 
 
 def train_experiment(
@@ -125,8 +125,8 @@ def train_experiment(
     loaded = completed(loaded)
     resolved = resolve(settled(loaded.experiment))
     experiment = resolved.experiment
-    anchored = resolved.anchored()
-    written = to_toml(anchored.experiment)
+    movable = resolved.with_absolute_paths()
+    written = to_toml(movable.experiment)
     if run_dir is not None and is_begun(run_dir, written):
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def train_experiment(
             console.say(f"understood: {note}")
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
-        resolved, experiment = anchored, anchored.experiment
+        resolved, experiment = movable, movable.experiment
         directory = _new_directory(experiment, run_dir, inherited)
         stack.callback(directory.close)
         write_durably(directory.experiment, written.encode())
@@ -153,7 +153,7 @@ def train_experiment(
             session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
             return _run(session, None, stop)
         except UserError:
-            directory.take_back()
+            directory.discard()
             raise
 
 
@@ -249,7 +249,7 @@ def _go_on(
         if found is not None and at.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
-            Checkpoints(directory.checkpoints).sweep()
+            Checkpoints(directory.checkpoints).remove_unfinished()
             return load_run(directory.path)
         parent = ParentRun.of(experiment) if found is None else None
         asked, chosen = _prepared(resolved, console)
@@ -259,7 +259,7 @@ def _go_on(
         inherited = _inherited(parent, experiment, asked, chosen, console)
         if extension is not None:
             extension.write(directory)
-        rewind(directory, at)
+        truncate_logs(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
         session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
         return _run(session, found, stop)
@@ -444,7 +444,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                 )
             check_serving(resolved)
             with Console() as console:
-                say_whose_code(experiment, console)
+                announce_user_code(experiment, console)
                 with console.phase("preparing tasks"):
                     asked = held_out_questions(experiment) if exam.tasks or leader is None else questions(experiment)
                 _try_rewards(experiment, asked, console)
@@ -550,7 +550,7 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
 
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
-    say_whose_code(experiment, console)
+    announce_user_code(experiment, console)
     check_sinks(experiment.records.sinks)
     check_installed(needed_packages(settings_of(experiment)))
     try_pieces(experiment.algorithm)
@@ -563,7 +563,7 @@ def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, Promp
         form = try_checkpoint(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
         asked = replace(asked, form=form)
         has_agent = experiment.environment is not None and experiment.environment.is_agent
-        return asked, choosing(experiment.algorithm, asked.split.train, experiment.seed, has_agent)
+        return asked, build_curriculum(experiment.algorithm, asked.split.train, experiment.seed, has_agent)
 
 
 def is_finished(run_dir: Path, experiment: Experiment) -> bool:
@@ -587,7 +587,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
     stop, typed = stop or StopRequest(), quote(str(directory.path))
     with ExitStack() as stack:
         with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
-            cluster = opened(session.resolved, console.warn)
+            cluster = open_cluster(session.resolved, console.warn)
         if cluster is not None:
             stack.callback(cluster.close)
         card = replace(_card(session), cluster="" if cluster is None else cluster.said)
@@ -600,8 +600,8 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
             console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
         stack.enter_context(falls_told(partial(write_slow, directory.card)))
-        reach("start")
-        stack.enter_context(stopping(stop, console.say, "this step", f"gnomon resume {typed}"))
+        failpoint("start")
+        stack.enter_context(stop_on_signals(stop, console.say, "this step", f"gnomon resume {typed}"))
         try:
             run_alone(run_training(replace(session, cluster=cluster), found, stop))
         except Stopped as stopped:
@@ -629,8 +629,8 @@ def _card(session: TrainingContext) -> Card:
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
-        walls_of(experiment, session.asked.gradings),
-        resolved.weakened,
+        isolation_of(experiment, session.asked.gradings),
+        resolved.determinism_limit,
     )
     return replace(
         card,

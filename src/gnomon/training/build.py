@@ -13,7 +13,7 @@ from gnomon.config.experiment import Experiment
 from gnomon.core.errors import ConfigError, WeightSyncError
 from gnomon.core.metrics import Metrics
 from gnomon.core.tables import to_table
-from gnomon.core.threads import elsewhere, run_alone
+from gnomon.core.threads import run_alone, run_in_thread
 from gnomon.core.types import Grade, Group, Stateful
 from gnomon.engines.base import Engine
 from gnomon.engines.own import TRIAL_NATS, try_own
@@ -43,7 +43,13 @@ from gnomon.tasks.turn_tokens import TurnTokenizer
 from gnomon.training.baseline_tracking import BaselineTracking, NoTracker, PromptBaseline
 from gnomon.training.budget import PART, BudgetTracker
 from gnomon.training.build_data import PromptChoice, TrainingData, keeping
-from gnomon.training.build_workers import RunCluster, judging, load_network, serve_alone, staged
+from gnomon.training.build_workers import (
+    RunCluster,
+    build_graders,
+    load_network,
+    serve_alone,
+    start_workers,
+)
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.continuation import Inheritance
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic, ValuePretraining, monte_carlo
@@ -73,7 +79,7 @@ from gnomon.training.weight_sync import (
     MismatchProbe,
     NoMismatchProbe,
     NoWeightSync,
-    Sending,
+    SnapshotTransform,
     VerifiedWeightSync,
     WeightSync,
     canary,
@@ -164,10 +170,10 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
     """
     experiment, console, chosen, asked = session.experiment, session.console, session.chosen, session.asked
     async with AsyncExitStack() as stack:
-        judge = await _judge(session.resolved, session.asked, console, stack, session.cluster)
+        judge = await _judge(session.resolved, asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
-            logs, waiting = session.directory.learner_logs, session.directory.waiting_models
-            stage = await elsewhere(partial(staged, session.resolved, session.cluster, console.warn, logs, waiting))
+            where = session.directory.learner_logs, session.directory.waiting_models
+            stage = await run_in_thread(partial(start_workers, session.resolved, session.cluster, console.warn, *where))
         learner, engine = stage.learner, stage.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
@@ -215,7 +221,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             best=_best_so_far(session.directory),
         )
         publish = partial(weight_sync.publish, engine, learner)
-        evaluator = _evaluator(session.resolved, session.asked, console, rollouter, learner, publish)
+        evaluator = _evaluator(session.resolved, asked, console, rollouter, learner, publish)
         schedule = _schedule(session, saver, evaluator, pretraining)
         if rollouter is not None:
             schedule.initialize = _initializing(session, rollouter, budget, learner)
@@ -238,7 +244,9 @@ def _begin_with(
                 session.console.warn(said)
 
 
-async def _try_engines(session: TrainingContext, engines: EnginePool, learner: Learner, sent: Sending | None) -> None:
+async def _try_engines(
+    session: TrainingContext, engines: EnginePool, learner: Learner, sent: SnapshotTransform | None
+) -> None:
     """Hold engines of the user's own to what they say of weights and draws, before anything is learned from these.
 
     Raises:
@@ -270,7 +278,7 @@ async def _saver(
     experiment, asked, console = session.experiment, session.asked, session.console
     saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
     if session.cluster is None and not experiment.learner.is_sharded:
-        await elsewhere(partial(saver.rehearse, _rehearsing(session.resolved)))
+        await run_in_thread(partial(saver.rehearse, _rehearsing(session.resolved)))
     return saver
 
 
@@ -291,14 +299,14 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
             if asked.exams:
                 judge = await _judge(resolved, asked, console, stack)
                 with console.phase(f"loading {experiment.model}"):
-                    engine = await elsewhere(partial(serve_alone, resolved, console.warn))
+                    engine = await run_in_thread(partial(serve_alone, resolved, console.warn))
                 stack.push_async_callback(engine.close)
                 if experiment.engine.is_own:
                     await _try_draws(asked, experiment.engine.kind, engine, console)
                 rollouter = await _rollouter(experiment, asked, engine, judge, stack)
             if experiment.algorithm.is_supervised:
                 with console.phase(f"loading {experiment.model}"):
-                    learner = await elsewhere(partial(_learner_alone, resolved))
+                    learner = await run_in_thread(partial(_learner_alone, resolved))
                 stack.callback(learner.close)
             evaluator = _evaluator(resolved, asked, console, rollouter, learner)
             if evaluator is None:
@@ -341,7 +349,9 @@ def _evaluator(
     return LikelihoodEvaluator(learner, rows or None, dataset, experiment.scoring_temperature, judged, publish)
 
 
-def _mismatch(experiment: Experiment, engine: EnginePool, learner: Learner, sent: Sending | None) -> MismatchProbe:
+def _mismatch(
+    experiment: Experiment, engine: EnginePool, learner: Learner, sent: SnapshotTransform | None
+) -> MismatchProbe:
     if experiment.algorithm.is_supervised or experiment.rollouts_from is not None:
         return NoMismatchProbe()
     # A greedy answer has the log-probabilities of temperature 1.
@@ -355,7 +365,7 @@ def _pretrains(algorithm: Algorithm) -> bool:
 
 
 def _weight_sync(
-    session: TrainingContext, engine: EnginePool, sent: Sending | None, parts: dict[str, Stateful]
+    session: TrainingContext, engine: EnginePool, sent: SnapshotTransform | None, parts: dict[str, Stateful]
 ) -> WeightSync:
     """Return what proves that the engines answer with the weights that they are sent.
 
@@ -378,7 +388,9 @@ async def _judge(
     if resolved.experiment.algorithm.is_supervised and not asked.exams:
         return None
     with console.phase("starting graders"):
-        pool = await stack.enter_async_context(judging(resolved, asked.judging, cluster, console.warn, asked.judged))
+        pool = await stack.enter_async_context(
+            build_graders(resolved, asked.judging, cluster, console.warn, asked.judged)
+        )
     return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 
@@ -472,7 +484,7 @@ class ExamRooms:
         if exam.grading == self.asked.judging:
             yield own
             return
-        async with judging(self.resolved, exam.grading, None, self.warn, self.asked.judged) as pool:
+        async with build_graders(self.resolved, exam.grading, None, self.warn, self.asked.judged) as pool:
             judge = BudgetedGrader(pool, ErrorBudget(self.resolved.experiment.grading.max_error_fraction))
             yield replace(own, grader=judge, together=judge.grade_together if exam.grading.may_be_joint else None)
 

@@ -15,7 +15,7 @@ from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
-from gnomon.core.progress import counted, working
+from gnomon.core.progress import show_progress, track
 from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
@@ -246,7 +246,7 @@ def _within(split: Split, most: int) -> Split:
     """Return the split without rows of more than ``most`` tokens, on both sides."""
     kept, said = [], []
     for tasks in (split.train, split.held_out):
-        places = counted(range(len(tasks)), "measuring rows", len(tasks))
+        places = track(range(len(tasks)), "measuring rows", len(tasks))
         rows = (tasks[index] for index in places)
         fitting = [n for n, row in enumerate(rows) if row.longest <= most]
         if not fitting and len(tasks):
@@ -282,7 +282,7 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     plan = experiment.environment
     schemas = () if plan is None or plan.server else describe(plan)
     check_weights(experiment.model, experiment.trust_remote_code)
-    with working(f"reading the tokenizer of {experiment.model}"):
+    with show_progress(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
     lora = experiment.lora
     is_first = experiment.continue_from is None and (lora is None or (lora.base, lora.adapter) == ("unquantized", None))
@@ -524,7 +524,7 @@ def _check_seconds(experiment: Experiment, rewards: Sequence[WeightedReward]) ->
             )
 
 
-def walls_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
+def isolation_of(experiment: Experiment, gradings: Sequence[Grading]) -> str:
     """Return what isolates model-written code in this run, tried out now, in words for the run card.
 
     Raises:
@@ -569,7 +569,7 @@ class PromptChoice:
     keys: PromptKeys | None = None
 
 
-def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent: bool = False) -> PromptChoice:
+def build_curriculum(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent: bool = False) -> PromptChoice:
     """Return curriculum, tracker, drift and replay buffer as the algorithm asks for them.
 
     Args:
@@ -592,7 +592,7 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent: bool = 
     tracker: TaskValues | None = None
     drift: Drift = NoDrift()
     if reads_values and task_index is not None:
-        tracker, drift = _remembering(algorithm, task_index, tasks)
+        tracker, drift = _build_tracker(algorithm, task_index, tasks)
     chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum | NoPositiveCurriculum
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
@@ -608,10 +608,10 @@ def choosing(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent: bool = 
 
 def keys_of(tasks: TaskSet) -> PromptKeys:
     """Return the keys of all prompts; each is rendered once."""
-    return PromptKeys.of(tasks[index] for index in counted(range(len(tasks)), "listing prompts", len(tasks)))
+    return PromptKeys.of(tasks[index] for index in track(range(len(tasks)), "listing prompts", len(tasks)))
 
 
-def _remembering(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) -> tuple[TaskValues, Drift]:
+def _build_tracker(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) -> tuple[TaskValues, Drift]:
     """Return what keeps a value for each prompt, and what it forgets by."""
     plan = algorithm.tracker
     assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"

@@ -35,7 +35,7 @@ from gnomon.rewards.judge_client import JudgeCache
 from gnomon.training.build_data import grading_limits
 from gnomon.training.resolve import Resolved
 from gnomon.training.reward_models import load_scorer
-from gnomon.training.weight_sync import Sending
+from gnomon.training.weight_sync import SnapshotTransform
 
 # From an experiment to who answers: one engine or several, sharing the learner's weights or with their own.
 
@@ -128,7 +128,7 @@ def engine_there(experiment: Experiment) -> Engine:
     return one_engine(Resolved(experiment))
 
 
-def sending(resolved: Resolved, trained: nn.Module) -> Callable[[Snapshot], Snapshot] | None:
+def snapshot_transform(resolved: Resolved, trained: nn.Module) -> Callable[[Snapshot], Snapshot] | None:
     """Return what becomes of a snapshot on its way to engines; None where they get the learner's own numbers.
 
     Adapters that are merged into weights are a rounding of its own, and are made by the snapshot itself.
@@ -183,12 +183,12 @@ class Workers:
 
     learner: SavableLearner
     engine: EnginePool
-    sent: Sending | None
+    sent: SnapshotTransform | None
     measured: Callable[[], Metrics] = Metrics
     watch: Callable[[], Coroutine[Any, Any, None]] = _forever
 
 
-def opened(resolved: Resolved, warn: Warn) -> RunCluster | None:
+def open_cluster(resolved: Resolved, warn: Warn) -> RunCluster | None:
     """Return the cluster that the experiment asks for, with room on it; None where it asks for none.
 
     Raises:
@@ -205,7 +205,9 @@ def cluster_room() -> Any:
     return importlib.import_module("gnomon.cluster.hook")
 
 
-def judging(resolved: Resolved, grading: Grading, cluster: RunCluster | None, warn: Warn, said: JudgeCache) -> Any:
+def build_graders(
+    resolved: Resolved, grading: Grading, cluster: RunCluster | None, warn: Warn, said: JudgeCache
+) -> Any:
     """Return what judges answers: a `GradingPool` that knows what judges ``said``, or graders on a cluster."""
     limits = grading_limits(resolved.experiment)
     if cluster is not None:
@@ -213,7 +215,7 @@ def judging(resolved: Resolved, grading: Grading, cluster: RunCluster | None, wa
     return GradingPool(grading, limits, partial(load_scorer, said=said))
 
 
-def staged(
+def start_workers(
     resolved: Resolved, cluster: RunCluster | None, warn: Warn, logs: Path | None = None, waiting: Path | None = None
 ) -> Workers:
     """Return learner and engines, started, with the experiment's model.
@@ -233,14 +235,16 @@ def staged(
     if not experiment.learner.is_sharded:
         model = load_network(resolved)
         learner = recipe.learner(model, resolved.device)
-        return Workers(learner, serve(resolved, model, warn), sending(resolved, model))
+        return Workers(learner, serve(resolved, model, warn), snapshot_transform(resolved, model))
     distributed = DistributedLearner(
         recipe, LocalWorkerGroup(experiment.learner.processes, experiment.device, logs), waiting=waiting
     )
     distributed.open()
     try:
         model = outline(experiment.model, experiment.trust_remote_code)
-        return Workers(distributed, serve(resolved, model, warn), sending(resolved, model), watch=distributed.watch)
+        return Workers(
+            distributed, serve(resolved, model, warn), snapshot_transform(resolved, model), watch=distributed.watch
+        )
     except BaseException:
         distributed.close()
         raise

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from gnomon.config.experiment import Experiment
 from gnomon.core.errors import CheckpointError, ConfigError, GnomonError
 from gnomon.core.metrics import Metrics, Sum
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.types import State, Stateful
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.base import SavableLearner
@@ -24,7 +24,7 @@ from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.memory import free_memory_bytes
 from gnomon.records.rng_state import Generators
-from gnomon.records.state_audit import uncounted, unsaved_generators
+from gnomon.records.state_audit import unsaved_generators, unsaved_state
 from gnomon.rewards.budget import ErrorBudget, FaultBudget
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rollouts.agent import AgentEndpoint, PolicyTemplates
@@ -148,7 +148,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
     Raises:
         CheckpointError: If it has other parts, or a part does not fit.
     """
-    with working(f"reading the states of {found.path.name}"):
+    with show_progress(f"reading the states of {found.path.name}"):
         saved = load(found.path, is_verified=True, lazily=("learner",))
     if saved.keys() != parts.keys():
         missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
@@ -227,7 +227,7 @@ def check_counted(
     """
     counted = [*parts.values(), *constants]
     held = [(f"run.{f.name}", getattr(run, f.name)) for f in fields(run)]
-    places = [each for place, part in held for each in uncounted(part, counted, stateless, place)]
+    places = [each for place, part in held for each in unsaved_state(part, counted, stateless, place)]
     said = [f"{place} can change from step to step and is no part of a checkpoint" for place in places]
     said += [
         f"{place} draws random numbers, and its place in them is in no checkpoint"

@@ -18,11 +18,19 @@ from safetensors.torch import save as tensor_bytes
 
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.sections import OptimalValue
-from gnomon.config.experiment import Experiment, Loaded, anchored, from_table, steps_of, to_toml, with_settings
+from gnomon.config.experiment import (
+    Experiment,
+    Loaded,
+    from_table,
+    steps_of,
+    to_toml,
+    with_absolute_paths,
+    with_settings,
+)
 from gnomon.core.atomic_files import drop_step_files, read_plain, read_plain_text, real_path, write_durably
 from gnomon.core.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError
 from gnomon.core.redaction import shortened
-from gnomon.core.tables import parse_toml, reach, reach_table, to_table
+from gnomon.core.tables import parse_toml, reach_table, to_table, value_at
 from gnomon.core.types import State, Stateful
 from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.models.remote_code import revision
@@ -120,7 +128,7 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     found += [_went(called, before[key], getattr(now, key)) for key, called in _MACHINE.items() if key in before]
     # Files that were changed, or an installed copy, have no commit of their own.
     source = _went("gnomon's source", _short(before.get("source")), _short(now.source))
-    commits = (_short(reach(code, "gnomon.commit")) for code in (before.get("code"), now.code))
+    commits = (_short(value_at(code, "gnomon.commit")) for code in (before.get("code"), now.code))
     found.append(_went("gnomon's source", *commits) or source)
     said = [change for change in found if change]
     told = [f"since the last session {', '.join(said)}: numbers can come out otherwise than without"] if said else []
@@ -129,7 +137,7 @@ def changes(before: Mapping[str, Any], now: Card) -> list[str]:
     return told
 
 
-def say_whose_code(experiment: Experiment, console: Console) -> None:
+def announce_user_code(experiment: Experiment, console: Console) -> None:
     """Say what code that is not gnomon's is about to run. What an algorithm names was said when that was loaded."""
     for code in foreign_code(experiment):
         console.say(f"runs your code: {code}")
@@ -276,7 +284,7 @@ def find_resume_point(directory: RunDirectory, experiment: Experiment) -> Resume
     return ResumePoint(found, first=experiment.first_step)
 
 
-def rewind(directory: RunDirectory, at: ResumePoint) -> None:
+def truncate_logs(directory: RunDirectory, at: ResumePoint) -> None:
     """Remove what was written after the checkpoint; it will be written again. Without one everything is set aside."""
     kept = -1 if at.found is None else at.step
     if at.found is None:
@@ -286,7 +294,7 @@ def rewind(directory: RunDirectory, at: ResumePoint) -> None:
         shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
     if at.batches is not None:
         drop_after(directory.pretraining, at.batches)
-    Checkpoints(directory.checkpoints).sweep()
+    Checkpoints(directory.checkpoints).remove_unfinished()
     for left in directory.path.glob(".*.tmp"):
         left.unlink(missing_ok=True)
     for path in (directory.metrics, directory.evaluations, directory.findings):
@@ -356,7 +364,7 @@ class Continuation:
         check_own(run, table)
         refuse_unchanged(run, settings)
         asked = with_settings(table, settings)
-        return cls(run, from_table(table).experiment, replace(asked, experiment=anchored(asked.experiment)))
+        return cls(run, from_table(table).experiment, replace(asked, experiment=with_absolute_paths(asked.experiment)))
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
@@ -519,7 +527,7 @@ def _unchangeable(experiment: Experiment) -> dict[str, str]:
     critic, lora = experiment.algorithm.critic, experiment.lora
     pretraining = None if critic is None else critic.pretraining
     return {
-        "model": f"'{anchored(experiment).model}'",
+        "model": f"'{with_absolute_paths(experiment).model}'",
         "lora": "none" if experiment.lora is None else "an adapter",
         **{f"lora.{key}": repr(value) for key, value in ({} if lora is None else to_table(lora)).items()},
         "seed": f"{experiment.seed}",

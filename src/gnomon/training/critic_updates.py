@@ -12,7 +12,7 @@ from gnomon.algorithms.protocols import parts_of
 from gnomon.algorithms.returns import Gae
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch, State
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.learner.base import Learner
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.curriculum.base import Curriculum
@@ -30,7 +30,7 @@ def shuffle_seed(seed: int, step: int, shuffled: str) -> int:
     >>> shuffle_seed(0, 1, "minibatches") == shuffle_seed(0, 1, "minibatches") != shuffle_seed(0, 1, "values")
     True
     """
-    return draw_key(seed, step, shuffled, 0) & 0x7FFF_FFFF
+    return sample_key(seed, step, shuffled, 0) & 0x7FFF_FFFF
 
 
 @dataclass(frozen=True)

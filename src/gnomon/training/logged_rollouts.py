@@ -12,7 +12,7 @@ from gnomon.algorithms.composition import effective_size
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment, load
 from gnomon.core.errors import ConfigError, DatasetError, shortened
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.core.tables import flat, to_table
 from gnomon.core.types import GIVEN, Group, Rollout, Task
 from gnomon.learner.base import Learner
@@ -110,7 +110,7 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
     if tokenizer.backend.chat_template != theirs.backend.chat_template:
         other = (*other, "the chat template")
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
-    groups = [g for path in counted(files, f"reading {place}", len(files)) for g in _groups(path)]
+    groups = [g for path in track(files, f"reading {place}", len(files)) for g in _groups(path)]
     kept = [group for group in groups if group.task.prompt not in forbidden]
     _check_groups(experiment.algorithm, kept, place)
     _check_numbers(kept, place, tokenizer)

@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from gnomon.config.experiment import Experiment, anchored
+from gnomon.config.experiment import Experiment, with_absolute_paths
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import STARTED
 from gnomon.learner.precision import Precision, dtype_of, resolve_precision
@@ -113,7 +113,7 @@ class Resolved:
         return int(experiment.engine.kept_gib * 2**30) if has_turns and experiment.engine.kind == "local" else 0
 
     @property
-    def weakened(self) -> str | None:
+    def determinism_limit(self) -> str | None:
         """What the experiment itself takes from bitwise repetition; None where only the device decides."""
         experiment = self.experiment
         if experiment.engine.draws == "vllm":
@@ -173,9 +173,9 @@ class Resolved:
         is_here = device.type == "cpu" or torch.cuda.is_available()
         return describe_device(device) if is_here else f"{device} (of the cluster's machines)"
 
-    def anchored(self) -> Self:
-        """Return the same with the files that it names as absolute paths; see `gnomon.config.experiment.anchored`."""
-        return replace(self, experiment=anchored(self.experiment))
+    def with_absolute_paths(self) -> Self:
+        """Return the same with the files that it names as absolute paths, as `config.experiment` does."""
+        return replace(self, experiment=with_absolute_paths(self.experiment))
 
 
 def resolve(experiment: Experiment) -> Resolved:

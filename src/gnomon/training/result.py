@@ -19,7 +19,7 @@ from gnomon.core.threads import run_alone
 from gnomon.core.types import Message
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.rng import draw_key
+from gnomon.engines.rng import sample_key
 from gnomon.engines.stop_strings import check_stop_strings, cut_at_stop
 from gnomon.models.folder import DATE
 from gnomon.models.load import ModelFolder, load_model, load_tokenizer
@@ -192,7 +192,7 @@ class Result:
         )
 
         async def answer(number: int, prompt: str | Sequence[Message]) -> str:
-            key = draw_key(seed, 0, str(number), 0)
+            key = sample_key(seed, 0, str(number), 0)
             (completion,) = await engine.generate(render(prompt), [key], settings)
             return cut_at_stop(tokenizer.decode(completion.tokens), completion, settings)
 

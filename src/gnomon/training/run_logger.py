@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon.core.errors import RunError, shortened
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.metrics import Last, Max, Mean, Metrics
 from gnomon.core.sections import DoctorConfig
 from gnomon.core.types import Batch, Group, Rollout
@@ -72,7 +72,7 @@ class SampledTokenProbe:
     async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
         """Look at the best, the worst, the most surprising, and the first answers."""
         began = time.perf_counter()
-        rows = [] if step % self.every else telling_rows(batch, self.most, self.one_in)
+        rows = [] if step % self.every else representative_rows(batch, self.most, self.one_in)
         if not rows:
             return None, Metrics()
         logprobs, entropy = await self.learner.look(batch.rows(rows))
@@ -84,7 +84,7 @@ TokenProbe = SampledTokenProbe | NoTokenProbe
 """What the training loop calls for statistics of single tokens."""
 
 
-def telling_rows(batch: Batch, most: int, one_in: int = 1) -> list[int]:
+def representative_rows(batch: Batch, most: int, one_in: int = 1) -> list[int]:
     """Return the numbers of the rows that a report would show first, in turn: best, worst, most surprising, first.
 
     Of each kind one answer to each question comes before a second one to any. A function of the batch alone.
@@ -315,7 +315,7 @@ class RunLogger:
             finished, batch = as_recorded(finished), batch.with_fields(advantages=None)
         for sink in self.sinks:
             sink.write(step, values)
-        reach("record")
+        failpoint("record")
         if self.rollouts is not None or self.batches is not None:
             self.recorder.begin(partial(self._record, step, finished, batch, seen))
         self.console.step(step, values)

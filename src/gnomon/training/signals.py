@@ -23,7 +23,7 @@ def asking_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def stopping(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: str) -> Iterator[None]:
+def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, go_on: str) -> Iterator[None]:
     """Turn the first SIGTERM, SIGINT, SIGUSR1 or SIGHUP into a request to stop, and say so; a second ends all.
 
     A second SIGHUP does not: a terminal that goes sends it, and so does the shell. Under nohup none is taken.

@@ -1,7 +1,7 @@
 """The training loop: prompts, rollouts, advantages, loss, new weights, step after step."""
 
 from gnomon.algorithms.metrics import measure_advantages
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.rollouts.metrics import measure_round, measure_waste
 from gnomon.training.run import Run
 from gnomon.training.run_logger import StepTimer
@@ -39,7 +39,7 @@ async def train(run: Run) -> None:
                 timer.lap("score")
 
                 learned = measure_round(finished, learner.version) + trusted + mismatch + looking + taught
-                reach("advantages")
+                failpoint("advantages")
                 batch = guarded.check_finite(algorithm.prepare(batch))
                 learned += measure_advantages(algorithm, batch)
 

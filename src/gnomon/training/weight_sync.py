@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gnomon.core.errors import NotFiniteError, WeightSyncError
-from gnomon.core.failpoints import reach
+from gnomon.core.failpoints import failpoint
 from gnomon.core.metrics import Last, Mean, Measure, Metrics, Sum
-from gnomon.core.progress import working
-from gnomon.core.threads import elsewhere
+from gnomon.core.progress import show_progress
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Batch, Snapshot, State
 from gnomon.engines.base import Engine
 from gnomon.engines.pool import EnginePool, fault_of_logprobs
@@ -21,7 +21,7 @@ from gnomon.learner.base import Learner
 from gnomon.models.transfer.fingerprint import Fingerprint, differences
 from gnomon.models.transfer.remote_weights import sent
 
-Sending = Callable[[Snapshot], Snapshot]
+SnapshotTransform = Callable[[Snapshot], Snapshot]
 """What becomes of a snapshot on its way: adapters are merged, matrices rounded."""
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 4, 12
@@ -122,7 +122,7 @@ class VerifiedWeightSync:
 
     engines: EnginePool
     vocabulary_size: int
-    sending: Sending | None = None
+    sending: SnapshotTransform | None = None
     allowance: Tolerance = field(default=FixedTolerance())
 
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
@@ -136,14 +136,14 @@ class VerifiedWeightSync:
         snapshot = learner.snapshot() if self.sending is None else self.sending(learner.snapshot())
         # A learner that fails over its weights is no fault of an engine, so they are read before one is asked.
         if snapshot.stored is not None:
-            await elsewhere(snapshot.stored)
+            await run_in_thread(snapshot.stored)
         elif self.sending is not None:
             snapshot = await _kept(snapshot)
         else:
-            await elsewhere(lambda: next(iter(snapshot.tensors()), None))
-        with working("sending weights", is_brief=True):
+            await run_in_thread(lambda: next(iter(snapshot.tensors()), None))
+        with show_progress("sending weights", is_brief=True):
             await self.engines.load(snapshot)
-        reach("deliver")
+        failpoint("deliver")
         began, taken = time.perf_counter(), list[Fingerprint]()
         for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():
             if held is not None:
@@ -174,7 +174,7 @@ class VerifiedWeightSync:
         ) + _counted(taken, snapshot)
 
     async def _compare(self, name: str, held: Mapping[str, Fingerprint], snapshot: Snapshot) -> None:
-        expected = await elsewhere(partial(sent, snapshot, held))
+        expected = await run_in_thread(partial(sent, snapshot, held))
         wrong = differences(expected, held)
         if wrong:
             raise WeightSyncError(_missing(name, snapshot.version, wrong, len(expected)))
@@ -184,7 +184,9 @@ WeightSync = VerifiedWeightSync | PlainWeightSync | NoWeightSync
 """What the training loop calls to send weights to engines."""
 
 
-async def publish_halved(engines: EnginePool, learner: Learner, vocabulary_size: int, sending: Sending | None) -> float:
+async def publish_halved(
+    engines: EnginePool, learner: Learner, vocabulary_size: int, sending: SnapshotTransform | None
+) -> float:
     """Let engines answer with half of each of the learner's weights, to see that they do.
 
     Engines that keep the weights they began with agree with the learner as long as a run has not learned much, so the
@@ -232,7 +234,7 @@ def _counted(taken: Sequence[Fingerprint], snapshot: Snapshot) -> Metrics:
 
 async def _kept(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with its tensors in memory: rounded once, and read by several."""
-    tensors = await elsewhere(lambda: list(snapshot.tensors()))
+    tensors = await run_in_thread(lambda: list(snapshot.tensors()))
     return Snapshot(snapshot.version, lambda: iter(tensors))
 
 
@@ -346,7 +348,7 @@ class DecomposedMismatch:
 
     engine: Engine
     learner: Learner
-    sending: Sending | None = None
+    sending: SnapshotTransform | None = None
     is_averaged: bool = False
     sampled_at: float | None = None
     is_asleep: bool = False

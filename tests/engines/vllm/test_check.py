@@ -96,8 +96,8 @@ def test_vllms_sampler_is_said_in_plan_and_card():
     native, keyed = (
         resolve(load("tiny", ["engine=vllm", f"engine.draws={draws}"]).experiment) for draws in ("vllm", "keyed")
     )
-    assert native.weakened.startswith("R3 statistical")
-    assert "R2 lossless" in keyed.weakened
+    assert native.determinism_limit.startswith("R3 statistical")
+    assert "R2 lossless" in keyed.determinism_limit
     assert "another engine or version of vLLM draws other tokens" in said_of_serving(native)
     assert "sampler" not in said_of_serving(keyed)
     with pytest.raises(ConfigError, match=r"set engine\.kind"):

@@ -9,7 +9,7 @@ import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
 from gnomon.learner.precision import Masters
-from gnomon.models.backbone import Backbone, kept_for_backward, may_write_out
+from gnomon.models.backbone import Backbone, can_fuse, kept_for_backward
 from gnomon.models.contexts import recomputing
 from gnomon.models.cpu.fused_forward import _stacked, kept_per_token
 from gnomon.models.logprobs import TokenScorer, TokenScores
@@ -143,7 +143,7 @@ def test_layers_are_computed_again_where_that_is_asked_for():
     model, kept = made(qwen3), []
     expected = scored(model, True, True)
     with recomputing(model), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        assert may_write_out(model)
+        assert can_fuse(model)
         found = scored(model, True, True)
 
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -160,8 +160,8 @@ def test_other_models_stay_what_they_are():
     others = [eager, hooked, training, windowed, adapt(tiny_model(0), LoraConfig(rank=2))]
     others += [tiny_model(0, TinyConfig(architecture="qwen3_moe")), hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=1))]
 
-    assert may_write_out(tiny_model(0).eval())
-    assert not any(may_write_out(other) for other in others)
+    assert can_fuse(tiny_model(0).eval())
+    assert not any(can_fuse(other) for other in others)
 
 
 def test_a_body_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from gnomon.rewards.code.reward import Code, last_program
 from gnomon.rewards.code.values import same, same_text
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, WeightedReward, from_json, to_json
-from gnomon.training.build_data import grading_of, walls_of
+from gnomon.training.build_data import grading_of, isolation_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
@@ -312,9 +312,9 @@ def test_the_run_card_says_what_isolates():
     """With a code reward, the walls and how many probes they stopped; without one, that no such code is run."""
     experiment = from_table({**read("tiny"), "rewards": [{"kind": "code"}]}).experiment
 
-    assert "69 of 69 hostile probes stopped" in walls_of(experiment, [grading_of(experiment)])
+    assert "69 of 69 hostile probes stopped" in isolation_of(experiment, [grading_of(experiment)])
     plain = replace(experiment, rewards=())
-    assert walls_of(plain, [grading_of(plain)]) == "none: no model-written code"
+    assert isolation_of(plain, [grading_of(plain)]) == "none: no model-written code"
 
 
 @pytest.mark.parametrize(

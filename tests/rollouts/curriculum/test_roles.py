@@ -11,7 +11,7 @@ from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.curriculum.base import TaskIndex
 from gnomon.rollouts.curriculum.tracker import RoleValues
-from gnomon.training.build_data import choosing
+from gnomon.training.build_data import build_curriculum
 
 TASKS = [Task(name, (1,), "", {"role": role}) for name, role in (("a", "white"), ("b", "black"), ("c", "white"))]
 
@@ -59,11 +59,11 @@ def test_resuming_equals_going_on():
 
 def test_a_run_keeps_an_average_for_each_role_and_tells_rows_apart():
     """The preset's tracker is one of roles; a batch carries them; who asks for a role that no task has is refused."""
-    chosen = choosing(RAE, TASKS, 0)  # type: ignore[arg-type]
+    chosen = build_curriculum(RAE, TASKS, 0)  # type: ignore[arg-type]
     assert isinstance(chosen.tracker, RoleValues)
     assert collate([group(TASKS[0], 1.0), group(TASKS[1], 0.0)], 1.0).role == ("white", "black")
 
     asking = replace(REINFORCE, advantage=Where(InRole("white"), Returns(), Returns(gamma=0.5)))
-    choosing(asking, TASKS, 0)  # type: ignore[arg-type]
+    build_curriculum(asking, TASKS, 0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"asks for roles \(InRole\), and no task has one"):
-        choosing(asking, [Task("a", (1,), "")], 0)  # type: ignore[arg-type]
+        build_curriculum(asking, [Task("a", (1,), "")], 0)  # type: ignore[arg-type]

@@ -36,11 +36,11 @@ from gnomon.records.memory import free_memory_bytes
 from gnomon.records.ownership import check_own
 from gnomon.training.api import checked, is_finished
 from gnomon.training.build_data import questions
-from gnomon.training.continuation import differences, listed, say_whose_code
+from gnomon.training.continuation import announce_user_code, differences, listed
 from gnomon.training.notes import initial_answers
 from gnomon.training.resolve import Resolved, resolve
 from gnomon.training.run import StopRequest
-from gnomon.training.signals import stopping
+from gnomon.training.signals import stop_on_signals
 
 # Run many experiments, each as a `gnomon train` process, a few at a time.
 
@@ -95,7 +95,7 @@ class ComparisonJob:
         Raises:
             UserError: If the experiment is invalid.
         """
-        return resolve(from_table(self.table, self.overrides).experiment).anchored().experiment
+        return resolve(from_table(self.table, self.overrides).experiment).with_absolute_paths().experiment
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU seconds of all the run's processes; None if they are not recorded."""
@@ -155,7 +155,11 @@ def run_jobs(
     threads = _threads(min(workers, len(jobs)))
     stop = StopRequest()
     words = ("the current step of each run", "the same command")
-    with _Jobs() as worker_group, stopping(stop, console.say, *words), console.phase("training", len(left)) as phase:
+    with (
+        _Jobs() as worker_group,
+        stop_on_signals(stop, console.say, *words),
+        console.phase("training", len(left)) as phase,
+    ):
         while left or worker_group.working:
             while left and not stop.signal and len(worker_group.working) < workers:
                 worker_group.start(left.pop(0), threads)
@@ -654,7 +658,7 @@ def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Con
     if not early:
         return
     name, first = next(iter(early.items()))
-    say_whose_code(first, console)
+    announce_user_code(first, console)
     with console.phase("preparing tasks"), _named(name):
         prompts = len(questions(first).split.train)
     for name, experiment in early.items():

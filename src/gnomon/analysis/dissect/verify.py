@@ -19,7 +19,7 @@ from gnomon.analysis.dissect.reference import ORACLES, Oracle, ReferenceAnswer, 
 from gnomon.analysis.dissect.reference.advantages import gae, length_adaptive
 from gnomon.analysis.dissect.reference.losses import clip, constant_length, geometric_clip, leash
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import counted
+from gnomon.core.progress import track
 from gnomon.core.types import GIVEN, Batch
 
 # Reference numbers in the package: losses and gradients computed by a third program.
@@ -423,7 +423,7 @@ def verify(algorithms: Mapping[str, Algorithm] = FORMULATED, batches: int = 2) -
             f"{', '.join(ORACLES)}"
         )
     cases = [case for case in GOLDENS if case.preset in algorithms]
-    each = counted(algorithms.items(), "verifying", len(algorithms))
+    each = track(algorithms.items(), "verifying", len(algorithms))
     presets = {name: _verify(name, algorithm, batches) for name, algorithm in each}
     return VerifyReport(presets, len(cases), tuple(line for case in cases for line in _wrong(case)))
 

@@ -9,7 +9,7 @@ from gnomon.core.types import Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import History, Point, error, has_risen, is_learning, is_rising, mean, values
-from gnomon.diagnosis.rule import Alarm, Shown, alarm, everybody, graded, one_a_prompt, percent
+from gnomon.diagnosis.rule import Alarm, Shown, alarm, graded, one_a_prompt, percent, select_all
 from gnomon.diagnosis.text_metrics import repetition
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
@@ -57,7 +57,7 @@ class DominantPart:
         since = history.latest(f"reward/{largest}_leverage", self.window)[0][0]
         evidence = {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved}
         parts = {"most": others[largest], "rest": max(0.0, shares.get(first, 0.0)), "solved": solved}
-        return alarm(severity, since, self.name, evidence, everybody, largest=largest, first=first, **parts)
+        return alarm(severity, since, self.name, evidence, select_all, largest=largest, first=first, **parts)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class NothingMoves:
 
 
 def _failed(groups: Sequence[Group]) -> Shown:
-    return [shown for shown in everybody(groups) if shown[1].grade.error is not None]
+    return [shown for shown in select_all(groups) if shown[1].grade.error is not None]
 
 
 # Rules about degenerate groups and steps without a gradient.
@@ -650,19 +650,19 @@ class Duplicates:
 
 
 def _longest(groups: Sequence[Group]) -> Shown:
-    return sorted(everybody(groups), key=lambda shown: -len(shown[1].response))
+    return sorted(select_all(groups), key=lambda shown: -len(shown[1].response))
 
 
 def _shortest(groups: Sequence[Group]) -> Shown:
-    return sorted(everybody(groups), key=lambda shown: len(shown[1].response))
+    return sorted(select_all(groups), key=lambda shown: len(shown[1].response))
 
 
 def _truncated(groups: Sequence[Group]) -> Shown:
-    return [shown for shown in everybody(groups) if shown[1].is_truncated]
+    return [shown for shown in select_all(groups) if shown[1].is_truncated]
 
 
 def _repetitive(groups: Sequence[Group]) -> Shown:
-    return sorted(everybody(groups), key=lambda shown: -(repetition(shown[1]) or 0.0))
+    return sorted(select_all(groups), key=lambda shown: -(repetition(shown[1]) or 0.0))
 
 
 def _copies(groups: Sequence[Group]) -> Shown:

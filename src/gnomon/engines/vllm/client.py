@@ -21,10 +21,10 @@ import torch
 
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.http import LOOPBACK, exchange
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import EngineConfig
-from gnomon.core.threads import elsewhere
+from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Completion, Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.vllm.protocol import KEY, completion_from, fingerprint_from, sampling_to
@@ -180,9 +180,11 @@ class VllmServerEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; see `VllmEngine.load`."""
         self._check_open()
-        path = await elsewhere(lambda: file.write(snapshot.tensors()))
+        path = await run_in_thread(lambda: file.write(snapshot.tensors()))
         try:
-            with working("starting the vLLM server" if self._is_starting else "loading weights into the vLLM server"):
+            with show_progress(
+                "starting the vLLM server" if self._is_starting else "loading weights into the vLLM server"
+            ):
                 await self._call("/load", {"path": str(path), "version": snapshot.version})
         finally:
             file.remove(path)

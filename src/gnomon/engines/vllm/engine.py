@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import EngineConfig
 from gnomon.core.types import Completion, Snapshot
@@ -62,7 +62,7 @@ def check_vllm(plan: EngineConfig, is_actor: bool = False) -> None:
             this machine, or no server listens there.
     """
     if plan.server not in ("", "start"):
-        _knock(plan.server)
+        _check_reachable(plan.server)
         return
     if plan.server == "" and plan.python and not is_actor:
         raise ConfigError('engine.python is the interpreter of a server of its own; set engine.server = "start" too')
@@ -149,7 +149,7 @@ class VllmEngine:
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
         try:
-            with working("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
+            with show_progress("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 folder = as_folder(model, Path(made))
                 make = partial(build, folder, dtype, max_concurrent + 1, tensor_parallel, receives, draws)
                 self._thread = VllmThread(make, dtype, max_concurrent, spelling, tensor_parallel, draws == "vllm")
@@ -265,7 +265,7 @@ class VllmEngine:
             raise EngineError("the engine is closed")
 
 
-def _knock(server: str) -> None:
+def _check_reachable(server: str) -> None:
     host, port = check_address(server)
     try:
         socket.create_connection((host, port), timeout=_PATIENCE_SECONDS).close()

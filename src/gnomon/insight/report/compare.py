@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gnomon.core.atomic_files import real_path
 from gnomon.core.svg import Series, chart
-from gnomon.core.tables import flat, packaged_toml, reach, reach_table
+from gnomon.core.tables import flat, packaged_toml, reach_table, value_at
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
 from gnomon.records.console import duration
@@ -120,7 +120,7 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
     return {
         "name": run.name,
         "color": place % 8 + 1,
-        "algorithm": str(reach(run.experiment, "algorithm.name") or "-"),
+        "algorithm": str(value_at(run.experiment, "algorithm.name") or "-"),
         "done": run.rows[-1]["step"] if run.rows else 0,
         "state": run.record.state(),
         "score": score,

@@ -8,7 +8,7 @@ from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.presets import GRPO, NAMED
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
-from gnomon.core.tables import flat, packaged_toml, reach, to_table
+from gnomon.core.tables import flat, packaged_toml, to_table, value_at
 from gnomon.insight.report.plots import CAUSES, STAGES, color_of
 from gnomon.records.console import duration
 from gnomon.records.jsonl import waste_cause
@@ -127,7 +127,7 @@ def shown(value: Any) -> str:
 
 def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[SettingDifference]]:
     """Return the name of the preset that the algorithm is called after, and what differs from it; None without one."""
-    name = reach(experiment, "algorithm.name")
+    name = value_at(experiment, "algorithm.name")
     if not isinstance(name, str) or name not in NAMED:
         return None, []
     there = flat(algorithm_table(NAMED[name]))
@@ -193,7 +193,7 @@ def experiment_text(record: RunRecord, most: int = 40_000) -> str:
 
 def asked_of(experiment: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many prompts a step asks, and how many answers to each; 1 where the experiment does not say."""
-    each, count = reach(experiment, "algorithm.num_generations"), experiment.get("rollouts_per_step")
+    each, count = value_at(experiment, "algorithm.num_generations"), experiment.get("rollouts_per_step")
     if type(count) is not int or type(each) is not int or each < 1:
         return 1, 1
     return max(1, count // each), each

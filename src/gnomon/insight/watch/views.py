@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.text import Text
 
 from gnomon.core.atomic_files import real_path
-from gnomon.core.tables import packaged_toml, reach
+from gnomon.core.tables import packaged_toml, value_at
 from gnomon.diagnosis import Finding, FindingSample
 from gnomon.insight.watch.lines import (
     BAD,
@@ -131,7 +131,7 @@ def subject(snapshot: RunSnapshot) -> str:
     """Return what is trained: algorithm, task and model, as far as the experiment says."""
     table = snapshot.table
     task = table.get("task")
-    named: list[Any] = [reach(table, "algorithm.name"), _task(task), table.get("model")]
+    named: list[Any] = [value_at(table, "algorithm.name"), _task(task), table.get("model")]
     return " · ".join(Path(name).name or name for name in named if isinstance(name, str) and name)
 
 
@@ -373,7 +373,7 @@ def _before_the_first(snapshot: RunSnapshot) -> str:
 
 
 def _kind(snapshot: RunSnapshot) -> str:
-    kind, workers = reach(snapshot.table, "engine.kind"), reach(snapshot.table, "grading.workers")
+    kind, workers = value_at(snapshot.table, "engine.kind"), value_at(snapshot.table, "grading.workers")
     return f"{one_line(str(kind or ''), 12)}, {one_line(str(workers), 6)} graders" if workers else str(kind or "")
 
 

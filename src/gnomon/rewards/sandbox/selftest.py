@@ -9,7 +9,7 @@ from textwrap import indent
 from typing import Literal
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import working
+from gnomon.core.progress import show_progress
 from gnomon.rewards.sandbox import bubblewrap
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.rewards.sandbox.linux import LinuxSandbox
@@ -78,7 +78,7 @@ def choose(
         return sandbox, Isolation("none: the user took the risk", "limits", packages=packages)
     failed: list[str] = []
     for candidate in _candidates(kind, bounds, packages):
-        with working(f"trying the sandbox {candidate.name}"):
+        with show_progress(f"trying the sandbox {candidate.name}"):
             fault = _fault(candidate, packages)
             enforced = Isolation(candidate.name) if fault else probe_isolation(candidate)
             enforced = replace(enforced, packages=packages)

@@ -66,11 +66,11 @@ def register() -> None:
             # Packed, tensors are put together by kernels for GPUs.
             self.packed = False
 
-    class Sending(nccl_engine.NCCLTrainerWeightTransferEngine):
+    class SnapshotTransform(nccl_engine.NCCLTrainerWeightTransferEngine):
         init_info_cls = Told
 
     factory.WeightTransferEngineFactory.register_engine(NAME, nccl_engine.NCCLWeightTransferEngine)
-    factory.WeightTransferTrainerFactory.register_engine(NAME, Sending)
+    factory.WeightTransferTrainerFactory.register_engine(NAME, SnapshotTransform)
     nccl_engine.open_trainer_endpoint = lambda info: Wire(info, 0)
     nccl_engine.worker_init_process_group = lambda info, config: Wire(info, config.rank + info.rank_offset)
     torch.cuda.current_stream = lambda device=None: None
