@@ -239,7 +239,7 @@ class LeaveOneOut(Advantage):
 class MarginalBest(Advantage):
     """How much a response raises the best of k: the gradient of pass@k, where the best reward of k responses counts.
 
-    A_i = mean over all sets S of k - 1 others of (max of S and i - max of S), 0 for whoever is the best of no such set.
+    A_i = mean over all sets S of k - 1 others of (max of S and i - max of S), 0 for the best of no such set.
     Never negative: only what would be missed is pushed up.
 
     Attributes:

@@ -178,6 +178,7 @@ class Composition:
             raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
         if self.mask_truncated:
             batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
+        # An agent's rollout of several segments is one response to the pieces, and is cut again afterwards.
         segments = Segments.of(batch)
         whole = segments.whole(batch)
         advantages, returns = ask("Advantage", self.advantage, whole.behavior, whole)
@@ -234,6 +235,7 @@ class Composition:
         """
         assert minibatch.weights is not None, "weigh comes first"
         assert minibatch.advantages is not None, "prepare comes first"
+        # A row whose every token has weight or advantage 0 has the gradient 0, whatever its ratio is.
         pushes = minibatch.weights
         if self.ratio.anchor != "reference":  # the distance to a reference has a slope where the advantage is 0
             pushes = pushes * minibatch.advantages
@@ -303,6 +305,7 @@ class Composition:
         """
         if entropy is None and self.reads_entropy:
             raise ConfigError(f"algorithm '{self.name}' selects tokens by their entropy; give statistics the entropies")
+        # In float64: a weight is exp of a difference of logs, and squares of a long batch add up.
         now, mask = current.detach().double(), batch.mask & ~batch.is_given[:, None]
         proximal = now if batch.proximal is None else batch.proximal.detach().double()
         return Statistics(

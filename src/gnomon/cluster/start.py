@@ -23,7 +23,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.http import LOOPBACK
 from gnomon.core.sections import ClusterConfig
 
-# Join a Ray cluster that somebody else started, and check whether the cluster requires a key.
+# Join a Ray cluster that was started elsewhere, and check whether the cluster requires a key.
 
 _CLIENT = "ray://"
 _ASK_SECONDS = 5.0

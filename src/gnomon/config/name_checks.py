@@ -105,7 +105,7 @@ def declared_in(named: str) -> Callable[..., Any] | None:
     try:
         tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # whoever runs the file says it
+        return None  # the code that runs the file reports it
     match [node for node in ast.walk(tree) if _given(node) in (name, "*")]:
         case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as node] if (
             node in tree.body
@@ -160,7 +160,7 @@ def _lack(file: Path, name: str) -> str:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""  # whoever runs the file says it
+        return ""  # the code that runs the file reports it
     names = {found for node in ast.walk(tree) if (found := _given(node))}
     if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
         return ""

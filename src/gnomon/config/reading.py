@@ -203,7 +203,7 @@ def check_names(
 ) -> None:
     """Refuse what does not exist, has a wrong type, or cannot be meant together, as far as that is known without torch.
 
-    What may be right is left to whoever builds the experiment.
+    What may be right is left to the code that builds the experiment.
 
     Args:
         source: As in `read`.
@@ -516,7 +516,7 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         kinds: Kinds of sections, as `_kinds` returns them.
 
     Raises:
-        ConfigError: As whoever builds the experiment says it.
+        ConfigError: As the code that builds the experiment raises it.
     """
     at = key.rpartition(".")[0]
     path = re.sub(r"\.\d+(?=\.|$)", ".N", key).replace("evaluation.tasks.N", "evaluation.tasks")

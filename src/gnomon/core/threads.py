@@ -2,8 +2,8 @@
 
 libgomp, torch's OpenMP on Linux, gives each thread that calculates a team of its own, which waits for its next
 operation: awake for a moment (`gnomon.SPIN`), then asleep. Once all teams together have more threads than there are
-processors, they sleep at once, and each small operation of whoever works costs a wake-up: on two processors, where an
-engine and a learner take turns, one decoding step of 64 rows took 104 ms so, and 69 ms where the others' are away.
+processors, they sleep at once, and each small operation of a working thread costs a wake-up: on two processors, where
+an engine and a learner take turns, one decoding step of 64 rows took 104 ms so, and 69 ms where the others' are away.
 """
 
 import asyncio

@@ -131,7 +131,7 @@ class Grade:
 
 
 GIVEN = -1
-"""Version of a response that no weights of the run sampled: the dataset's own, or one that somebody gave."""
+"""Version of a response that no weights of the run sampled: the dataset's own, or one that a user gave."""
 
 EndedBy = Literal["done", "turns", "tokens", "timeout", "flood", "fault"]
 

@@ -93,7 +93,7 @@ def make_own(model: str, plan: EngineConfig, dtype: torch.dtype, device: torch.d
 
 
 class _InThread:
-    """An engine in a thread of its own, so that one that computes or waits in a coroutine holds up nobody else.
+    """An engine in a thread of its own, so that one that computes or waits in a coroutine does not hold up the others.
 
     A call that never ends is noticed by the pool (``engine.timeout_seconds``); its thread ends with the process.
     """

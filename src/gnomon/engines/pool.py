@@ -364,7 +364,7 @@ class EnginePool:
             self._awake.set()
 
     async def sleep(self) -> None:
-        """Let every engine release its weights once it has answered; whoever asks from now on waits for the next load.
+        """Let every engine release its weights once it has answered; later calls wait for the next load.
 
         Raises:
             EngineError: No engine is left.

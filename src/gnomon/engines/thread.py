@@ -200,7 +200,7 @@ class EngineThread:
         return False
 
     def _serve_asleep(self, message: Message, released: "ReleasedWeights", outbox: _Outbox) -> bool:
-        """Wake with the weights of a load; whoever asks something else of released weights fails."""
+        """Wake with the weights of a load; any other request to released weights fails."""
         if isinstance(message, ShutdownRequest):
             return False
         if isinstance(message, LoadRequest):

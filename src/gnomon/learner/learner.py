@@ -523,6 +523,7 @@ class TorchLearner:
             return self._passes.logprobs(self._scorer, batch)
 
     def _update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float) -> Metrics:
+        # The graph of the scoring pass, if the weights have not moved since; used once, whatever happens.
         begun, self._begun = self._begun, None
         live = algorithm.live_rows(minibatch)
         learning_rate = rate * self._plan.optimizer.learning_rate_at(step, self._steps)
@@ -542,6 +543,7 @@ class TorchLearner:
         try:
             with self._passes.recording(self._model):
                 statistics, ahead = self._statistics(minibatch, algorithm, live, is_current)
+                # Scored at these very weights: without it the loss uses its own pass, and ratios are exactly 1.
                 if is_current:
                     minibatch = minibatch.with_fields(proximal=None)
                     ahead = ahead or self._passes.resume(begun, minibatch, live, self._scorer)
@@ -550,6 +552,7 @@ class TorchLearner:
             tally.check()
             if algorithm.scope == "lagged":
                 self._lag.gather(self._mesh)
+            # It checks the gradient before it moves a weight, so a failure leaves everything as it was.
             norm = self._optimizer.step(learning_rate)
         except BaseException:
             self._optimizer.drop_gradients()

@@ -284,7 +284,7 @@ def local_folder(name: str) -> Path | None:
 def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = False) -> Any:
     from transformers import AutoConfig
 
-    # What the hub cannot give is said by whoever asked it.
+    # The caller reports what the hub cannot give.
     passing = () if os.path.isdir(place) else (OSError,)
     said = f"model '{place}': transformers cannot read its config"
     with untrusted(f"the model '{place}'", "trust_remote_code"), parsed(said, *passing):

@@ -79,7 +79,7 @@ def _merged_pair(pair: tuple[str, Tensor | Adapted]) -> tuple[str, Tensor]:
 
 
 def snapshot_of(version: int, parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]]) -> Snapshot:
-    """Return the weights that ``parts`` yields whenever it is called, merged or not as whoever reads them likes."""
+    """Return the weights that ``parts`` yields whenever it is called, merged or not as the reader chooses."""
     return Snapshot(version, lambda: whole(parts()), parts=parts)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gnomon.core.errors import ModelError, UserError, refusal_of
 
-# Files of a model are read by libraries, which raise whatever they trip over; whoever reads one gets a ModelError.
+# Files of a model are read by libraries, which raise errors of any kind; a caller gets a ModelError.
 
 
 @contextmanager

@@ -264,6 +264,7 @@ class Checkpoints:
             hidden.mkdir()
             hashes = write_states(hidden / "state", parts)
             hashes |= made if isinstance(made := model_files(hidden), dict) else {}
+            # First the bytes, then the manifest, then the name: a folder with a name is complete after any crash.
             sync_tree(hidden)
             failpoint("checkpoint-manifest")
             write_manifest(hidden, step, hashes)
@@ -274,11 +275,13 @@ class Checkpoints:
             if isinstance(error, Exception) and (told := self._disk_error(error, step, needed)) is not None:
                 raise told from error
             raise
+        # The rename itself is durable only when the folder above is.
         sync_directory(self.directory)
         if self._marker is not None and not self._marker.exists():
             write_durably(self._marker, b"")
         if is_best:
             write_json(self.directory / BEST, {"step": step})
+        # Last: an older checkpoint goes only when the new one cannot be lost.
         self._prune()
         return target
 

@@ -1,6 +1,6 @@
 """Which runs this user began: a seal in a run's card that only this user's key makes.
 
-A run directory can come from anybody. What looks at one (`report`, `watch`, `doctor`) runs no code that it names;
+A run directory can come from any user. What looks at one (`report`, `watch`, `doctor`) runs no code that it names;
 `evaluate` and `compare` need a run's own rewards, and run them when this user began the run or went on with it.
 """
 

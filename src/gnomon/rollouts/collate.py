@@ -81,10 +81,12 @@ def collate(
         prompt_lengths=torch.tensor([len(r.prompt) for r in rollouts]),
         lengths=torch.tensor([len(r.prompt) + len(r.response) for r in rollouts]),
         mask=_pad([_trained(r) for r in rollouts], torch.bool, width),
+        # In float64, for groups differ by little where rewards are large; errors are 0 here and never read.
         rewards=torch.tensor([r.grade.reward or 0.0 for r in rollouts], dtype=torch.float64),
         is_graded=torch.tensor(graded),
         is_truncated=torch.tensor([r.is_truncated for r in rollouts]),
         group=torch.tensor([number for number, _ in pairs]),
+        # The oldest of several: staleness is bounded for every token.
         version=torch.tensor([r.oldest_version for r in rollouts]),
         behavior=_pad([r.logprobs for r in rollouts], torch.float32, width),
         full_behavior=_pad([r.full_logprobs for r in rollouts], torch.float32, width),

@@ -142,7 +142,7 @@ def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
     """Return in words that more than half of the conversations ended in a reply that failed; None when fewer did.
 
     A policy may break its tools, and is graded on what it said until then. When most of them break, it is more likely
-    that somebody's code is at fault, which no metric of rewards would show.
+    that the user's code is at fault, which no metric of rewards would show.
     """
     endings = [r.ending for r in rollouts if r.ending is not None]
     failed = [e for e in endings if e.by in ("timeout", "flood", "fault")]

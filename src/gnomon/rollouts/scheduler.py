@@ -241,6 +241,7 @@ class RolloutScheduler:
                 self._changed.clear()
                 await self._changed.wait()
             await self.rest()
+        # What the next call could hand out only too late leaves now, finished or not.
         expired = self._too_stale(chosen)
         gone = {*chosen, *expired}
         self._slots = [slot for slot in self._slots if slot not in gone]
@@ -251,6 +252,7 @@ class RolloutScheduler:
         for slot in self._pending:
             self._ask(slot)
         self._pending = []
+        # The bound: prompts_per_step of these leave at each call, so none stays longer than max_staleness.
         most = (self.max_staleness + 1 - self.slack) * self.prompts_per_step
         while len(self._slots) < most:
             watch = RolloutTimer()
@@ -279,6 +281,7 @@ class RolloutScheduler:
             else:
                 slot.status = "refused"
                 self._refused += [(slot.turn, each) for each in group.by_role]
+                # Without staleness they are replaced together (`_choose`), so that no draw depends on timing.
                 if self.max_staleness > 0:
                     self._ask_others([slot])
             self._ready += slot.is_ready
@@ -304,6 +307,7 @@ class RolloutScheduler:
     def _choose(self) -> Sequence[InflightGroup] | None:
         for slot in self._slots:
             if slot.answer is not None and slot.answer.done():
+                # A failure of any prompt ends the wait, even if enough others are ready.
                 slot.answer.result()  # raises what asking raised
         refused = [slot for slot in self._slots if slot.status == "refused"]
         if refused and all(slot.status != "asked" for slot in self._slots):
@@ -314,6 +318,7 @@ class RolloutScheduler:
     def _too_stale(self, chosen: Sequence[InflightGroup]) -> list[InflightGroup]:
         """Return the others that would be too old for the next step; those without an answer are withdrawn."""
         taken = set(chosen)
+        # The next call is at clock + 1, with weights that are one version newer.
         late = [s for s in self._slots if s not in taken and s.clock + self.max_staleness <= self._clock]
         for slot in late:
             if slot.status == "asked" and slot.answer is not None:
@@ -326,6 +331,7 @@ class RolloutScheduler:
         refused = [group for _, group in sorted([*self._refused, *given_up], key=lambda pair: pair[0])]
         self._refused = []
         groups = [group for _, group in kept]
+        # A step needs rows: refused groups are trained on, which changes nothing, and is counted.
         if not groups:
             groups, refused = refused[: self.prompts_per_step], refused[self.prompts_per_step :]
         return RolloutBatch(

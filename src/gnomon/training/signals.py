@@ -40,7 +40,7 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
             if stop.signal:
                 return
         if stop.signal:
-            # Written without a lock, for whoever has one stands still while this is done; a live line hid the cursor.
+            # Written without a lock, because a thread that holds it stands still now; a live line hid the cursor.
             shown = _CURSOR if os.isatty(2) else ""
             os.write(2, f"{shown}\nstopped at once, and nothing was saved; go on with: {go_on}\n".encode())
             end_at_once(128 + number)
@@ -56,7 +56,7 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
     try:
         before = {number: signal.signal(number, request) for number in asking_signals()}
     except ValueError:
-        # Not the main thread: whoever runs us there handles signals.
+        # Not the main thread: the program that called us handles signals.
         yield
         return
     answering = threading.Thread(target=answer, name="gnomon-stopping", daemon=True)

@@ -67,6 +67,7 @@ class EssFilter:
         """Return what is left, ``stream/ess_fraction`` of what was offered and ``stream/admitted_ess_fraction``."""
         sizes = _sizes(batch)
         offered = _total(sizes)
+        # By what was offered: what is left has an ESS above the floor, whatever was asked too early.
         self._ask_ahead(offered.value, version - int(batch.version.min()))
         ages = [version - min(r.oldest_version for r in group.rollouts) for group in finished.groups]
         stays = admitted(sizes, ages, self.floor)
@@ -80,6 +81,7 @@ class EssFilter:
 
     def _ask_ahead(self, ess: float, age: int) -> None:
         most = self.stream.max_staleness
+        # The measured age, not the slack of now: a change takes effect only when prompts asked under it arrive.
         if ess < self.floor:
             self.stream.slack = most - max(0, min(age, most) - 1)
         elif ess > (1 + self.floor) / 2:

@@ -62,7 +62,7 @@ def run_with_restarts(arguments: Sequence[str], run: Path, restarts: int, say: S
 
 @contextmanager
 def reporting(descriptor: int | None) -> Iterator[None]:
-    """Tell whoever watches over this process which error of ours ended the block.
+    """Tell the supervisor of this process which error of ours ended the block.
 
     When the watcher is killed this process is asked to stop, as by SIGTERM (on Linux).
 

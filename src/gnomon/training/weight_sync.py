@@ -145,10 +145,12 @@ class VerifiedWeightSync:
             await self.engines.load(snapshot)
         failpoint("deliver")
         began, taken = time.perf_counter(), list[Fingerprint]()
+        # Which tensors an engine holds, to the bit. An engine without fingerprints shares the learner's own.
         for name, held in (await self.engines.each(lambda e: e.fingerprints())).items():
             if held is not None:
                 await self._compare(name, held, snapshot)
                 taken += held.values()
+        # What it computes with them: right tensors under a wrong name, or in a stale cache, give other numbers.
         ids = canary(self.vocabulary_size)
         prompt, response = ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
         own = await learner.logprobs(_batch(ids), None if self.sending is None else snapshot)

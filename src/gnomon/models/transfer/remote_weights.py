@@ -19,7 +19,7 @@ PIECE_BYTES = 128 << 20
 
 
 class Stored(Protocol):
-    """What `Snapshot.stored` returns. It is small: tensors come only to whoever reads them."""
+    """What `Snapshot.stored` returns. It is small: tensors are fetched only when they are read."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all of them; nobody may write to them."""

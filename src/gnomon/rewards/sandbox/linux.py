@@ -92,7 +92,7 @@ class LinuxSandbox:
         return Outcome(ended.stdout, why, "refused", ended.seconds)
 
     def _is_foreign(self, ending: SandboxEnding, watched: Watched) -> bool:
-        """Whether neither the program nor its bounds nor whoever asked ended it.
+        """Whether neither the program nor its bounds nor the caller ended it.
 
         What ends without a word was killed before the program began. Later the filter lets it send no SIGKILL.
         """

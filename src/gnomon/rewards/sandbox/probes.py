@@ -16,7 +16,7 @@ from pathlib import Path
 SECRET = "GNOMON_PROBE_SECRET"
 OPEN = "OPEN"
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-# It waits for the end of what it reads, and so goes with whoever asks, however that goes.
+# It waits for the end of what it reads, and so ends with the process that asks, however that ends.
 _BYSTANDER = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 
 

@@ -168,7 +168,7 @@ def _candidates(kind: Kind, bounds: SandboxLimits, packages: tuple[str, ...]) ->
         return [Monty(bounds)]
     if sys.platform != "linux":
         return []
-    # Some systems let anybody enter namespaces and then forbid to mount there: the other walls still stand.
+    # Some systems let any user enter namespaces and then forbid to mount there: the other walls still stand.
     own: list[AnySandbox] = [
         LinuxSandbox(bounds, packages=packages),
         LinuxSandbox(bounds, ("landlock", "seccomp"), packages),

@@ -51,7 +51,7 @@ def over_mean(epsilon: float = 1e-6) -> Credit:
 
 @by_response
 def lead_over_second(response: Response, responses: Sequence[Response]) -> float:
-    """The best reward of the group minus that of the others, for whoever has it; 0 in a group of one (pass@k)."""
+    """The best reward of the group minus the best of the others, for the best answer; 0 in a group of one (pass@k)."""
     others = [r.reward for r in responses if r is not response and r.is_graded and r.group == response.group]
     return max(response.reward - max(others), 0.0) if others and response.is_graded else 0.0
 

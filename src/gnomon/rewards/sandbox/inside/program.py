@@ -95,7 +95,7 @@ EXIT = os._exit
 def serve() -> int:
     """Run one code after the other in one module, as they come, until there is no more to come.
 
-    Each comes with a number of its own, which is given back when it was run: nobody else can know it before.
+    Each comes with a number of its own, which is given back when it was run: no other code can know it before.
     """
     asked, null = os.dup(0), os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
