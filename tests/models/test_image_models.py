@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 import gnomon
 from gnomon.core.errors import ModelError
-from gnomon.models.load import check_model, load_model
+from gnomon.models.load import check_model, load_model, trainable
 from gnomon.models.lora import LoraConfig
+from gnomon.models.size import model_size
 from gnomon.models.tiny import save_tiny
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -127,6 +128,10 @@ def test_a_run_changes_the_language_model_alone(family: str, tmp_path: Path):
     before, after = (load_file(f / "model.safetensors") for f in (source, run / "checkpoints" / "step-2"))
     changed = {name for name in before if not torch.equal(before[name].to(after[name].dtype), after[name])}
 
+    size = model_size(str(source))
+    model = load_model(str(source), torch.float32)
+    assert size.parameters - size.frozen == sum(p.numel() for _, p in trainable(model))
+    assert 0 < size.frozen < size.parameters
     assert before.keys() == after.keys()
     assert changed
     assert not [name for name in changed if any(part in name for part in ("visual", "vision", "projector"))]

@@ -300,7 +300,7 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
 
 def _trained(resolved: Resolved, size: ModelSize) -> int:
     if resolved.experiment.lora is None:
-        return size.parameters
+        return size.parameters - size.frozen
     return min(size.parameters, 14 * size.layers * size.width * resolved.experiment.lora.rank)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
-from gnomon.models.auto_class import auto_class, check_architecture, empty_model
+from gnomon.models.auto_class import auto_class, check_architecture, empty_model, made_by
 from gnomon.models.folder import check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config, trainable
 from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place, default_folder, is_prepared
@@ -314,7 +314,8 @@ def _hub_config(name: str, trust_remote_code: bool) -> Any:
 def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
     def load(**attention: str) -> Any:
         with no_report():
-            return auto_class(config).from_pretrained(
+            return made_by(
+                auto_class(config).from_pretrained,
                 place,
                 config=config,
                 dtype=dtype,

@@ -31,6 +31,7 @@ class ModelSize:
         cache_bytes_per_token: KV cache of one position in bf16; 0 if the config does not say.
         experts: Per layer, 0 for a dense model.
         quantizable: Weights that `lora.base` would store in fewer bits.
+        frozen: Weights that no text goes through: those for images.
     """
 
     parameters: int
@@ -40,6 +41,7 @@ class ModelSize:
     cache_bytes_per_token: int
     experts: int = 0
     quantizable: int = 0
+    frozen: int = 0
 
 
 def outline(name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -69,6 +71,7 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
         cache_bytes_per_token=2 * 2 * config.num_hidden_layers * heads * head,
         experts=expert_count(model),
         quantizable=sum(layer.weight.numel() for layer in quantizable(model).values()),
+        frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
 
 
