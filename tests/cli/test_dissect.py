@@ -163,5 +163,5 @@ def test_a_malformed_batch_names_sequence_field_and_position(
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, capsys: Capture):
     """No such file, and a folder."""
-    assert "cannot be read: No such file" in refused(capsys, str(tmp_path / "none.json"), "--algorithms", "grpo")
+    assert "none.json does not exist" in refused(capsys, str(tmp_path / "none.json"), "--algorithms", "grpo")
     assert "cannot be read: it is a folder" in refused(capsys, str(tmp_path), "--algorithms", "grpo")

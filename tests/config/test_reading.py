@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ import pytest
 
 from gnomon.algorithms import NAMED
 from gnomon.config.experiment import load, settings_of, to_toml
+from gnomon.config.name_checks import check_cuda
 from gnomon.config.reading import built_in, check_names
 from gnomon.config.reference import as_names, settings
 from gnomon.core.combinations import SettingsByKey, check_drawing, check_engines, check_learner
@@ -100,6 +102,13 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
             ["train", "own/run"],
             "It is a run: gnomon resume own/run goes on with it, gnomon train own/run/experiment.toml",
         ),
+        (["train", "my.yaml"], "my.yaml does not exist"),
+        (["train", "bare.toml"], 'missing algorithm; write algorithm = "grpo"'),
+        (["train", "list.toml"], "rewards is a list: write [[rewards]] in a file"),
+        (["train", "tiny", "rewards=os:nosuch"], "rewards = 'os:nosuch': unknown name 'nosuch'"),
+        (["dissect", "gone.json", "--algorithms", "grpo"], "gone.json does not exist"),
+        (["dissect", "gone.json", "--algorithms", "grop"], "did you mean 'grpo'"),
+        (["reproduce", "clip_highr"], "did you mean 'clip_higher'"),
         (["continue", "own/run"], "own/run is continued with something changed, such as more steps in all"),
     ],
 )
@@ -107,6 +116,8 @@ def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, 
     """Exit code 2 and the nearest name, and neither torch, transformers nor numpy was imported."""
     (tmp_path / "own" / "run").mkdir(parents=True)
     (tmp_path / "own" / "run" / "experiment.toml").write_text("")
+    (tmp_path / "bare.toml").write_text('model = "tiny"\ntask = "arithmetic"\n')
+    (tmp_path / "list.toml").write_text('model = "tiny"\nalgorithm = "grpo"\n[rewards]\nkind = "exact"\n')
     (tmp_path / "rewards.py").write_text("import torch\n\n\ndef score(a: str, b=3 * 4, *, c: int = 2): ...\n")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
@@ -501,3 +512,13 @@ def test_a_number_below_its_bound_is_refused_with_that_bound(key: str, least: in
     value = least - below
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)} must be at least {least}\b.*, got {value}$"):
         check_names("tiny", [f"{key}={value}"])
+
+
+def test_a_gpu_is_refused_by_the_version_of_a_pytorch_for_cpus(monkeypatch: pytest.MonkeyPatch):
+    """A version that ends in +cpu cannot compute on a GPU; any other may, and no GPU is asked for by "auto"."""
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
+    check_cuda("auto")
+    with pytest.raises(ConfigError, match=r"this PyTorch \(2.13.0\+cpu\) is built without CUDA"):
+        check_cuda("cuda:1")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0")
+    check_cuda("cuda:1")

@@ -128,6 +128,10 @@ def test_none_in_the_list_form_does_not_apply(write: Write):
         ("def score(**kwargs): return 1.0", "has no named parameter"),
         ("def score(prompt): return 1.0", "has none of completion, completions, solution_str"),
         ("def score(completion, /): return 1.0", "completion cannot be passed by name"),
+        (
+            "def score(completion_ids, **columns): return 1.0",
+            "completion_ids is not passed; use the text in completions",
+        ),
         ("def score(completions, completion_ids): return 1.0", "completion_ids is not passed"),
         ("score = 3", "is no function but int"),
         ("def scorer(completion): return 1.0", "unknown function 'score'; did you mean 'scorer'"),

@@ -160,6 +160,16 @@ def test_a_reward_may_have_any_form(reward: Any, request: pytest.FixtureRequest)
     assert written.rewards[0].weight == (reward[1] if isinstance(reward, tuple) else 1.0)
 
 
+def test_functions_of_one_name_are_told_apart():
+    """Two lambdas are two rewards; one function twice is refused."""
+    run = trained(rewards=[lambda completion: 1.0, lambda completion: 0.5, ours], steps=0)
+    written = load(run.directory / "experiment.toml").experiment
+
+    assert [part.name for part in written.rewards] == ["reward_0", "reward_1", "ours"]
+    with pytest.raises(ConfigError, match="each reward needs a name of its own, not ours; set name"):
+        trained(rewards=[ours, ours])
+
+
 def test_weights_beside_the_rewards_are_trls():
     """`reward_funcs` and `reward_weights` are understood as TRL has them."""
     run = trained(reward_funcs=[ours, trl], reward_weights=[1.0, 0.25], steps=0)
@@ -187,10 +197,11 @@ def push(view: Any) -> Any:
     ("algorithm", "pieces"),
     [
         (push, ["push"]),
+        (lambda view: -view.advantages * view.log_ratio.exp(), ["lambda"]),
         ({"preset": "rloo", "advantage": lambda batch: batch.rewards - 0.5}, ["lambda"]),
         (replace(GRPO, surrogate=push, advantage=Above(0.25)), ["push", "Above"]),
     ],
-    ids=["a loss", "a table", "an Algorithm"],
+    ids=["a loss", "a lambda", "a table", "an Algorithm"],
 )  # fmt: skip
 def test_pieces_of_the_program_are_written_down(algorithm: Any, pieces: list[str]):
     """A run's record names a file that holds them, which a program that never saw this one reads."""
@@ -388,6 +399,9 @@ def test_training_within_a_notebook_and_a_thread():
         ({"model": ""}, "model = '' is neither a folder"),
         ({"experiment": ROWS}, "the first argument is list, and an experiment is a TOML file or a built-in name"),
         ({"run_dir": ROWS}, "run_dir is list; give the folder of a new run, and rows as dataset=rows"),
+        ({"run_dir": ""}, "run_dir = '' names no folder"),
+        ({"run_dir": "a\0b"}, r"run_dir = 'a\\x00b' names no folder"),
+        ({"eval_dataset": []}, "eval_dataset holds no rows"),
         ({"dataset": {}}, "dataset is dict with nothing; give one split"),
         ({"dataset": {"prompt": ["a", "b"], "answer": ["c"]}}, "columns as lists of one length"),
         ({"processing_class": object()}, r"here a tokenizer is given with its model: model=\(model, tokenizer\)"),

@@ -154,11 +154,9 @@ def with_function(function: str | Callable[..., Any]) -> Algorithm:
             f"'{piece.name}' takes ({', '.join(taken)}), and a function as an algorithm is a loss f(view) or an "
             "advantage f(batch) in GRPO; name another place: algorithm.aggregate=my.py:f (docs/pieces.md)"
         )
-    own: Table = {
-        "name": piece.name,
-        "paper": f"GRPO with {place} {piece_name(piece).rpartition('/')[2]}",
-        place: piece,
-    }
+    name = piece.name.strip("<>")  # a lambda has no other name
+    found = name if callable(piece.function) else piece.function.rpartition("/")[2]
+    own: Table = {"name": name, "paper": f"GRPO with {place} {found}", place: piece}
     return replace(NAMED["grpo"], **own)
 
 

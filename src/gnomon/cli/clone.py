@@ -7,8 +7,8 @@ import gnomon
 from gnomon.core.errors import ConfigError
 
 
-def enter_clone(verb: str, folder: str) -> None:
-    """Make ``folder`` of the clone importable.
+def enter_clone(verb: str, folder: str) -> Path:
+    """Make ``folder`` of the clone importable; return where it lies.
 
     Raises:
         ConfigError: If gnomon does not run from a clone.
@@ -21,3 +21,4 @@ def enter_clone(verb: str, folder: str) -> None:
         )
     if str(root) not in sys.path:
         sys.path.append(str(root))
+    return root / folder

@@ -1,12 +1,15 @@
 """gnomon dissect BATCH --algorithms a,b,c [key=value ...]: what each makes of one recorded batch, side by side."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnomon.cli.algorithms import composed
 from gnomon.cli.arguments import parser_of
+from gnomon.config.reading import check_algorithm
+from gnomon.core.errors import ConfigError, no_file
 from gnomon.core.progress import show_progress, track
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ def run(arguments: Sequence[str]) -> int:
 def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_json: bool) -> int:
     from rich.console import Console
 
+    for name in filter(None, map(str.strip, names.split(","))):
+        check_algorithm(name)
+    if not os.path.exists(batch):
+        raise ConfigError(no_file(Path(batch), (".json",)))
     with show_progress("loading libraries", is_brief=True):
         from gnomon.analysis.dissect.dissect import as_row, decompose
         from gnomon.analysis.dissect.tables import WIDTH, show
@@ -52,8 +59,6 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
 
 def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Algorithm"], list[str]]:
     """Return the algorithms by their given names, each with every override, and notes about understood spellings."""
-    from gnomon.core.errors import ConfigError
-
     found: dict[str, Algorithm] = {}
     notes: list[str] = []
     for name in filter(None, (part.strip() for part in names.split(","))):

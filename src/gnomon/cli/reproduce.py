@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.arguments import parser_of
 from gnomon.cli.clone import enter_clone
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.progress import show_progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def run(arguments: Sequence[str]) -> int:
         what, other = "--list" if given.list else "--write", "--finished" if given.finished else "--workers"
         parser.error(f"{what} runs nothing: leave {other} out")
 
-    enter_clone("reproduce", "experiments")
+    here = enter_clone("reproduce", "experiments")
+    known = [path.parent.name for path in sorted((given.experiments or here).glob("*/claim.py"))]
+    if given.claim and known and given.claim not in known:
+        raise ConfigError(unknown("claim", given.claim, known))
     with show_progress("loading libraries", is_brief=True):
         from experiments.claims.folders import chosen, claim_folders, experiments_folder
 

@@ -18,7 +18,7 @@ from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.protocols import parts_of
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
-from gnomon.config.reading import as_json, parse_override, read, settle_length
+from gnomon.config.reading import NO_ALGORITHM, as_json, parse_override, read, settle_length
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
@@ -472,7 +472,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     notes += _name_adapter(whole)
     _move_to_algorithm(whole)
     if "algorithm" not in whole:
-        raise ConfigError('missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)')
+        raise ConfigError(NO_ALGORITHM)
     spec = whole.pop("algorithm")
     resolution = resolve_with_notes(spec)
     preset = spec.get("preset", "") if isinstance(spec, dict) else spec

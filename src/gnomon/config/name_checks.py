@@ -5,9 +5,10 @@ import importlib.util
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.resources import files
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -28,6 +29,19 @@ def known_names() -> Mapping[str, Any]:
 def has_gpu() -> bool:
     """Whether this machine has a GPU of NVIDIA's, as far as its files say."""
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+
+
+def check_cuda(device: str) -> None:
+    """Refuse a GPU where the installed PyTorch is built for CPUs alone, as its version says.
+
+    Raises:
+        ConfigError: As whoever loads PyTorch says it.
+    """
+    if device.startswith("cuda") and (built := metadata.version("torch")).endswith("+cpu"):
+        raise ConfigError(
+            f"device = '{device}': this PyTorch ({built}) is built without CUDA; install one that has it, or set "
+            "device = 'cpu' (or 'auto')"
+        )
 
 
 _TASK = r"(?:task|evaluation\.tasks?)(?:\..*)?"
@@ -206,6 +220,10 @@ def check_modules(last: Mapping[str, Any]) -> None:
                 file = Path(*f"{found[1]}{found[2]}".split(".")).with_suffix(".py")
                 way = f"{file}:{found[3]}" if file.exists() else "path.py:NAME, or pip install it"
                 raise ConfigError(f"{key} = '{each}': there is no module {found[1]}; write {way}")
+            loaded = sys.modules.get(f"{found[1]}{found[2]}") if found else None
+            if found and loaded is not None and not hasattr(loaded, found[3]):
+                public = [name for name in vars(loaded) if not name.startswith("_")]
+                raise ConfigError(f"{key} = '{each}': {unknown('name', found[3], public)}")
             place = Path(spec.origin) if found and not found[2] and spec and spec.origin else Path()
             if found and place.suffix == ".py" and place.is_file() and (flaw := _lack(place, found[3])):
                 raise ConfigError(f"{key} = '{each}': {flaw}")

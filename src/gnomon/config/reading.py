@@ -21,6 +21,7 @@ from typing import Any
 
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.name_checks import (
+    check_cuda,
     check_files,
     check_modules,
     check_pieces,
@@ -67,6 +68,7 @@ from gnomon.models.place import (
 from gnomon.records.directory import RunDirectory
 from gnomon.rewards.sandbox.packages import check_names as check_packages
 
+NO_ALGORITHM = 'missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)'
 OVERRIDE_HINT = "an override is key=value, such as steps=50 or algorithm.num_generations=4"
 _PYTHON: Mapping[str, Any] = {"True": True, "False": False}
 """Truth values as other libraries' command lines have them."""
@@ -238,7 +240,7 @@ def check_names(
     named = last.get("algorithm", last.get("algorithm.preset"))
     for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
-            _check_algorithm(name, place)
+            check_algorithm(name, place)
     for check in (
         _check_tasks, _check_rewards, _check_engine, check_files, check_modules, check_pieces, _check_rules,
         _check_lora, _check_runs,
@@ -246,7 +248,7 @@ def check_names(
         with _noted(faults):
             check(last)
     with _noted(faults):
-        _check_model(last, is_here)
+        _check_beginning(last, is_here, is_supervised or bool(algorithms))
     with _noted(faults):
         if run_dir is not None:
             RunDirectory.check_place(run_dir)
@@ -411,7 +413,11 @@ def _check_engine(last: Mapping[str, Any]) -> None:
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
 
 
-def _check_model(last: Mapping[str, Any], is_here: bool) -> None:
+def _check_beginning(last: Mapping[str, Any], is_here: bool, has_algorithm: bool) -> None:
+    if is_here:
+        check_cuda(str(last.get("device", "auto")))
+    if not has_algorithm and all(key.partition(".")[0] != "algorithm" for key in last):
+        raise ConfigError(NO_ALGORITHM)
     model = last.get("model")
     if not isinstance(model, str) or model in BUILT_IN:
         return
@@ -635,7 +641,12 @@ def _check_key(key: str) -> None:
             raise ConfigError(f"{path}: {unknown('key', parts[depth], siblings)}")
 
 
-def _check_algorithm(name: Any, place: str = "") -> None:
+def check_algorithm(name: Any, place: str = "") -> None:
+    """Refuse a name that is no preset's.
+
+    Raises:
+        ConfigError: The message has the nearest preset, after ``place``.
+    """
     presets: list[str] = known_names()["algorithms"]
     if isinstance(name, str) and ":" not in name and canonical(name) not in map(canonical, presets):
         several = f". Several are compared: gnomon compare EXPERIMENT --algorithms {name}" if "," in name else ""

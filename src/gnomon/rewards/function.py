@@ -159,6 +159,8 @@ def _why(names: list[str], marks: list[str]) -> str:
     if not names:
         return "has no named parameter"
     strange = [name for name in names if name not in _KNOWN]
+    if strange and strange[0] in _NEVER:
+        return f"{strange[0]} is not passed; {_NEVER[strange[0]]}"
     return unknown("parameter", strange[0], _KNOWN) if strange else "has none of " + ", ".join(_MARKS)
 
 

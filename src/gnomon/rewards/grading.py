@@ -132,7 +132,10 @@ class Grading:
         names = [r.part for r in self.rewards] + list(self.measured)
         twice = sorted({n for n in names if names.count(n) > 1 or n == OVERLONG})
         if twice:
-            raise ConfigError(f"each reward needs a name of its own, not {', '.join(twice)}; set name")
+            raise ConfigError(
+                f"each reward needs a name of its own, not {', '.join(twice)}; set name, in Python "
+                "{'function': score, 'name': 'mine'}"
+            )
 
     def prepare(self) -> None:
         """Import what every reward needs.

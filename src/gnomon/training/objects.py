@@ -49,11 +49,12 @@ globals().update((name, pickle.loads(part)) for name, part in pickle.loads(conte
 '''
 
 
-def write_rows(rows: Iterable[Any]) -> str:
+def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
     """Write the rows of a dataset as JSONL.
 
     Args:
         rows: Mappings from column to value: a list, a generator, or a `datasets.Dataset`. Arrays become lists.
+        name: The argument that they were given as, for messages.
 
     Returns:
         The path of the file.
@@ -63,25 +64,24 @@ def write_rows(rows: Iterable[Any]) -> str:
             column.
     """
     known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
-    lines = [_line(row, number) for number, row in enumerate(known, 1)]
+    lines = [_line(row, f"{name}: row {number}") for number, row in enumerate(known, 1)]
     if known is not rows and len(lines) > _MOST_ROWS:
         raise ConfigError(
-            f"dataset gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: "
-            "dataset=itertools.islice(rows, 10000), or write them to a file"
+            f"{name} gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: "
+            f"{name}=itertools.islice(rows, 10000), or write them to a file"
         )
     if not lines:
-        raise ConfigError("dataset holds no rows; give a list of dicts such as {'prompt': ..., 'answer': ...}")
+        raise ConfigError(f"{name} holds no rows; give a list of dicts such as {{'prompt': ..., 'answer': ...}}")
     content = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, as JSON writes it
     path = _place(content) / "dataset.jsonl"
     write_durably(path, content)
     return str(real_path(path))
 
 
-def _line(row: Any, number: int) -> str:
+def _line(row: Any, place: str) -> str:
     if not isinstance(row, Mapping):
         raise ConfigError(
-            f"dataset: row {number} is {type(row).__name__}, and should be a dict such as "
-            "{'prompt': ..., 'answer': ...}"
+            f"{place} is {type(row).__name__}, and should be a dict such as {{'prompt': ..., 'answer': ...}}"
         )
     try:
         return _json(row) + "\n"
@@ -90,9 +90,7 @@ def _line(row: Any, number: int) -> str:
             try:
                 _json({column: value})
             except (TypeError, ValueError, RecursionError) as error:
-                raise ConfigError(
-                    f"dataset: row {number}, column {column!r} cannot be written as JSON: {error}"
-                ) from error
+                raise ConfigError(f"{place}, column {column!r} cannot be written as JSON: {error}") from error
         raise
 
 

@@ -308,6 +308,8 @@ def _base(experiment: str | Path | Experiment | None) -> dict[str, Any]:
 def _new_run(place: Any) -> Path | None:
     if not isinstance(place, str | os.PathLike | None):
         raise ConfigError(f"run_dir is {_kind(place)}; give the folder of a new run, and rows as dataset=rows")
+    if place is not None and (not (named := os.fspath(place)) or "\0" in named):
+        raise ConfigError(f"run_dir = {named!r} names no folder; give the folder of a new run, or leave it out")
     return None if place is None else Path(place)
 
 
@@ -373,7 +375,7 @@ def _task(dataset: Any, name: str) -> Any:
             f"{name} is {type(dataset).__name__}; give a list of dicts such as {{'prompt': ..., 'answer': ...}}, a "
             "datasets.Dataset, a generator, a path or a name"
         )
-    return {"kind": "table", "path": write_rows(dataset)}
+    return {"kind": "table", "path": write_rows(dataset, name)}
 
 
 def _rows(dataset: Any) -> Any:
@@ -400,8 +402,11 @@ def _rewards(rewards: Any, weights: Sequence[float] | None) -> list[Any]:
     tables = [_reward(each) for each in listed]
     own = {f"reward_{number}": table for number, table in enumerate(tables) if callable(table.get("function"))}
     written = write_callables({name: table["function"] for name, table in own.items()}, "rewards") if own else {}
+    taken: dict[str, Any] = {}
     for name, table in own.items():
-        table.setdefault("name", getattr(table["function"], "__name__", type(table["function"]).__name__))
+        shown = getattr(table["function"], "__name__", type(table["function"]).__name__)
+        is_own = shown.isidentifier() and taken.setdefault(shown, table["function"]) is table["function"]
+        table.setdefault("name", shown if is_own else name)  # two lambdas are reward_0 and reward_1
         table["function"] = written[name]
     return tables
 
