@@ -16,6 +16,7 @@ from gnomon.engines.rng import sample_key
 from gnomon.learner.allocator import tune_machine
 from gnomon.learner.precision import Precision, dtype_of
 from gnomon.models.load import load_model
+from gnomon.models.prefix import common_beginning
 from gnomon.training.build_data import questions
 
 
@@ -82,6 +83,11 @@ def _result(
 ) -> BenchResult:
     rows = size.prompts * size.generations
     rates = tuple(rows * size.budget / s for s in seconds)
-    work = {"prompts": [len(p) for p in prompts], "lengths": [size.budget] * rows, "part": "generate"}
+    work = {
+        "part": "generate",
+        "prompts": [len(p) for p in prompts],
+        "lengths": [size.budget] * rows,
+        "beginning": common_beginning(set(prompts)),
+    }
     measures = (BenchMeasure("decode", "tokens/s", rates), BenchMeasure("peak memory", "GiB", (peak_gib(),)))
     return BenchResult("engine", contender, measures, {"precision": precision, "works": {"decode": [work]}})

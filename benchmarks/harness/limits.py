@@ -43,13 +43,14 @@ class Ceilings:
             item=2 if precision == "bf16" else 4,
         )
 
-    def generation(self, prompts: Sequence[int], lengths: Sequence[int]) -> float:
-        """Return seconds to answer ``prompts`` (their tokens, each once) with answers of ``lengths`` tokens.
+    def generation(self, prompts: Sequence[int], lengths: Sequence[int], beginning: int = 0) -> float:
+        """Return seconds to answer prompts with answers of ``lengths`` tokens.
 
+        ``prompts``: tokens of each, which are computed once, and the ``beginning`` that all have once for all.
         A decode step takes the larger of its arithmetic and of reading weights, keys and values; answers that ended are
         not computed on. Every answer reads at least the shortest prompt.
         """
-        seconds = 2 * self.body * sum(prompts) / self.operations
+        seconds = 2 * self.body * (sum(prompts) - beginning * max(len(prompts) - 1, 0)) / self.operations
         for done in range(max(lengths, default=0)):
             rows = sum(length > done for length in lengths)
             arithmetic = 2 * (self.body + self.head) * rows / self.operations
@@ -83,9 +84,8 @@ def with_limits(result: BenchResult, roofline: BenchResult | None) -> BenchResul
     ceilings = Ceilings.of(roofline, result.facts["precision"])
 
     def seconds(part: dict[str, Any]) -> float:
-        if part["part"] == "generate":
-            return ceilings.generation(part["prompts"], part["lengths"])
-        return ceilings.learning(part["part"], part["prompts"], part["lengths"], part.get("beginning", 0))
+        work = part["prompts"], part["lengths"], part.get("beginning", 0)
+        return ceilings.generation(*work) if part["part"] == "generate" else ceilings.learning(part["part"], *work)
 
     def limited(measure: BenchMeasure) -> BenchMeasure:
         parts = works.get(measure.name, ())

@@ -51,6 +51,8 @@ def test_a_decode_step_takes_the_larger_of_arithmetic_and_reading():
     second = max(2 * 15 * 1 / 1000, (15 + 1 * 4 * 2) * 4 / 100)
 
     assert CEILINGS.generation([3], [2, 1]) == pytest.approx(prompt + first + second)
+    both = CEILINGS.generation([3, 3], [2, 1], beginning=2) - CEILINGS.generation([3], [2, 1])
+    assert both == pytest.approx(prompt / 3)
     fast_memory = Ceilings(1000.0, 1e9, 10, 5, 2, 4)
     assert fast_memory.generation([3], [2, 1]) == pytest.approx(prompt + 2 * 15 * 3 / 1000)
 

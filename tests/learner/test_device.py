@@ -118,10 +118,12 @@ def test_the_card_names_the_gpu(gpus):
 
 
 def test_more_logits_are_held_on_a_gpu(gpus, make_model):
-    """A CPU holds 256 tokens' logits, a GPU those that fit into a 64th of its memory, 256 at least, 8,192 at most."""
+    """A CPU holds 64 MiB of logits, a GPU those that fit into a 64th of its memory, at most 8,192; 256 at least."""
     gpus(1)
-    gpu = torch.device("cuda")
-    assert chunk_for(torch.device("cpu"), 151_936) == TokenScorer(make_model()).chunk_tokens == 256
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (chunk_for(cpu, 151_936), chunk_for(cpu, 49_152, 2)) == (256, 682)
+    model = make_model()
+    assert TokenScorer(model).chunk_tokens == 2**24 // model.config.vocab_size
     assert chunk_for(gpu, 151_936) == 141 * 2**30 // (64 * 4 * 151_936)
     assert (chunk_for(gpu, 100), chunk_for(gpu, 10**9)) == (8192, 256)
 

@@ -156,7 +156,7 @@ NEWER: dict[str, Shape] = {
         "moe_layer_start_index": 1}),
     "glm4-moe": ("Glm4Moe", {**MLA, "head_dim": 8}),
     "glm4-moe-lite": ("Glm4MoeLite", {**MLA}),
-    "gemma4": ("Gemma4Text", {"sliding_window": 9, "head_dim": 8}),
+    "gemma4": ("Gemma4Text", {"sliding_window": 9, "head_dim": 8, "initializer_range": 0.1}),
     "bitnet": ("BitNet", {}),
     "cwm": ("Cwm", {"sliding_window": 9}),
     "olmo3 yarn": ("Olmo3", {"sliding_window": 9, "rope_parameters": YARN}),

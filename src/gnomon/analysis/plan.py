@@ -286,7 +286,8 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     )
     micro = max(budget, length)
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
-    logits = chunk_for(device, size.vocabulary) * size.vocabulary * 4 * 4
+    each = item if device.type == "cpu" else 4
+    logits = chunk_for(device, size.vocabulary, item) * size.vocabulary * each * 4
     # Each process of a learner has its own libraries and micro-batches; sent weights are in memory once more.
     processes = experiment.learner.processes if experiment.learner.is_sharded else 0
     sent = size.parameters * item if processes else 0

@@ -23,13 +23,15 @@ from gnomon.models.cpu.packed_linear import PackedLinears
 from gnomon.models.forward import Forward
 from gnomon.models.fused_layers import use_own_layers
 from gnomon.models.kv_cache import AlignedCache, HybridCache, LayerState, Prefix, Rows
-from gnomon.models.prefix import Known, PrefixTree, begun_cache
+from gnomon.models.prefix import Known, PrefixTree, begun_cache, common_beginning
 from gnomon.models.slow import is_attention_only
 from gnomon.models.tokenizer import context_of
 
 Prompt = tuple[int, ...]
 _PREFILL_TOKENS = 4096
 _CONTINUED_TOKENS = 2 * _PREFILL_TOKENS
+_LEAST_SAVED, _LEAST_SAVED_GPU = 128, 4096
+"""Tokens for which one more pass is worth its time."""
 _TRIED_COST = 10**9
 _GAP_PER_LAYER, _LARGEST_GAP = 1e-5, 1e-3
 
@@ -147,6 +149,7 @@ class AlignedDecoder(_TracedDecoder):
         absent = [p for p in dict.fromkeys(prompts) if p not in self._prefixes]
         self._prefixes.update(dict.fromkeys((p for p in absent if len(p) == 1), None))
         known = {p: self._kept.find(p[:-1]) for p in absent if len(p) > 1}
+        known |= self._begun([p for p, found in known.items() if not found.length])
         whole = {p: found for p, found in known.items() if found.length == len(p) - 1}
         self._prefixes.update({p: found.states for p, found in whole.items()})
         self._prefix_experts.update({p: found.chosen() for p, found in whole.items()})
@@ -237,6 +240,17 @@ class AlignedDecoder(_TracedDecoder):
             self._prefixes[prompt] = [
                 (layer.keys[row, :, : lengths[row]], layer.values[row, :, : lengths[row]]) for layer in cache.layers
             ]
+
+    def _begun(self, prompts: Sequence[Prompt]) -> dict[Prompt, Known]:
+        """Return what all prompts begin with, such as a system message, computed once; empty where it saves little."""
+        shared = min(common_beginning(prompts), min(map(len, prompts), default=0) - 2)
+        least = _LEAST_SAVED if self._forward.device.type == "cpu" else _LEAST_SAVED_GPU
+        if not self.keeps or shared * (len(prompts) - 1) < least:
+            return {}
+        first = prompts[0][: shared + 1]  # all but the last token of a prompt is computed
+        self._prefill([first])
+        found = Known(shared, [self._prefixes.pop(first) or ()], [self._prefix_experts.pop(first)])
+        return dict.fromkeys(prompts, found)
 
     def _continue(self, prompts: Sequence[Prompt], known: Sequence[Known]) -> None:
         """Compute what is not known of prompts; all rows end at one column, so padding comes before the new tokens."""

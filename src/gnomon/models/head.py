@@ -37,6 +37,7 @@ _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""
 _LEAST_COLUMNS = 64
 _CHUNK_TOKENS = 256
+_CHUNK_BYTES = 64 * 2**20
 _CHUNK_TOKENS_GPU = 8192
 _CHUNK_SHARE = 64
 _REST = 1e-6
@@ -309,14 +310,20 @@ def _add_at(slopes: Tensor, first: int, tokens: Tensor, values: Tensor) -> None:
     slopes.scatter_add_(1, places.clamp_(0, slopes.shape[1] - 1), torch.where(is_here, values, 0.0).to(slopes.dtype))
 
 
-def chunk_for(device: torch.device, vocabulary: int) -> int:
-    """Return the number of tokens whose logits exist at one time: 256 on a CPU, more on a GPU.
+def chunk_for(device: torch.device, vocabulary: int, itemsize: int = 4) -> int:
+    """Return the number of tokens whose logits exist at one time: 64 MiB of them on a CPU and at least 256.
 
-    A GPU needs many rows per product; there one float32 chunk takes at most a 64th of the memory. The gradient of the
-    head's weight is accumulated once per chunk, which at a vocabulary of 150,000 moves gigabytes.
+    On a CPU a micro-batch of a small model fits, and its logits are kept. A GPU needs many rows per product; there one
+    float32 chunk takes at most a 64th of the memory. The gradient of the head's weight is accumulated once per chunk,
+    which at a vocabulary of 150,000 moves gigabytes.
+
+    Args:
+        device: Where the logits are.
+        vocabulary: Logits of a token.
+        itemsize: Bytes of a logit, on a CPU.
     """
     if device.type != "cuda":
-        return _CHUNK_TOKENS
+        return max(_CHUNK_TOKENS, _CHUNK_BYTES // (itemsize * vocabulary))
     return min(_CHUNK_TOKENS_GPU, max(_CHUNK_TOKENS, memory_of(device) // (_CHUNK_SHARE * 4 * vocabulary)))
 
 

@@ -107,9 +107,9 @@ class TokenScorer:
             raise ConfigError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         self.model: Any = model
         config: Any = model.config
-        device = next(model.parameters()).device
+        first = next(model.parameters())
         self._backbone = Backbone(model)
-        self.chunk_tokens = chunk_tokens or chunk_for(device, config.get_text_config().vocab_size)
+        self.chunk_tokens = chunk_tokens or chunk_for(first.device, config.get_text_config().vocab_size, first.itemsize)
         self._end = _end_of(self.model)
         self.is_split = self._end is not None
         if not self.is_split:

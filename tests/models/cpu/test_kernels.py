@@ -167,7 +167,7 @@ def test_a_row_attends_to_its_prompt_and_its_own_columns(dtype, heads, shared, s
 
 
 @pytest.mark.skipif(
-    not getattr(kernels_for(torch.bfloat16), "has_linear", False), reason="this processor multiplies otherwise"
+    not getattr(kernels_for(torch.bfloat16), "has_pairs", False), reason="this processor multiplies otherwise"
 )
 @given(rows=st.integers(1, 40), outputs=st.integers(1, 100), half=st.integers(1, 40), adds=st.integers(0, 3))
 @settings(max_examples=60)

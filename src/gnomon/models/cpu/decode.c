@@ -9,7 +9,7 @@
 #include "numbers.h"
 
 /* Positions whose keys are asked for before they are wanted. */
-#define AHEAD 32
+#define AHEAD 16
 
 /* Which block a row is in, where its prompt begins there and how long it is, how many columns it has, which lane. */
 typedef struct {
@@ -115,14 +115,19 @@ static void look(const float *queries, const number *keys, const number *values,
     for (int64_t position = 0; position < count; position += 4) {
         const number *near[4];
         for (int64_t i = 0; i < 4; i++) {
-            int64_t last = position + i < count ? position + i : count - 1, now = column_of(at, last, lanes) * size;
-            near[i] = keys + now;
-            /* A row's columns lie apart, where no processor guesses the next; its values are wanted next. */
-            int64_t later = position + i + AHEAD < count ? position + i + AHEAD : count - 1;
-            const number *soon = keys + column_of(at, later, lanes) * size;
-            for (int64_t from = 0; from < size; from += 64 / (int64_t)sizeof(number)) {
-                __builtin_prefetch(soon + from);
-                __builtin_prefetch(values + now + from);
+            int64_t last = position + i < count ? position + i : count - 1;
+            near[i] = keys + column_of(at, last, lanes) * size;
+        }
+        /* What comes later is asked for as it lies in memory, columns of other rows of the block too: they are next. */
+        if (at->lane == 0) {
+            int64_t end = column_of(at, count - 1, lanes) + lanes, now = column_of(at, position, lanes);
+            int64_t many = position < at->prompt ? 4 : 4 * lanes;
+            for (int64_t line = now; line < now + many; line++) {
+                int64_t soon = (line + AHEAD < end ? line + AHEAD : end - 1) * size;
+                for (int64_t from = 0; from < size; from += 64 / (int64_t)sizeof(number)) {
+                    __builtin_prefetch(keys + soon + from, 0, 2);
+                    __builtin_prefetch(values + soon + from, 0, 2);
+                }
             }
         }
 #ifdef IN_PAIRS
@@ -200,6 +205,7 @@ EXPORT int attend(const number *made, const number *cosines, const number *sines
         int64_t count = at->prompt + at->grown + 1;
         longest = count > longest ? count : longest;
     }
+    int64_t rounds = (rows + lanes - 1) / lanes;
     int lacks = 0;
 #pragma omp parallel num_threads(threads)
     {
@@ -209,9 +215,10 @@ EXPORT int attend(const number *made, const number *cosines, const number *sines
             lacks = 1;
         float *queries = room, *found = queries + group * size, *column = found + group * size, *scores = column + 4 * size;
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < rows * shared; task++) {
-            if (room == NULL) continue;
-            int64_t row = task / shared, head = task % shared;
+        for (int64_t task = 0; task < rounds * shared * lanes; task++) {
+            /* The rows of a block one after another, whose columns alternate in memory. */
+            int64_t row = task / (shared * lanes) * lanes + task % lanes, head = task / lanes % shared;
+            if (room == NULL || row >= rows) continue;
             const place *at = (const place *)(places + 5 * row);
             const number *own = made + row * (heads + 2 * shared) * size;
             const number *cosine = cosines + row * size, *sine = sines + row * size;

@@ -32,9 +32,9 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 _ALLOCATING = ("attend", "sample", "branched")
 """These take memory of their own and return 0, or 1 where there was none."""
-_OF_PAIRS: dict[str, list[Any]] = {"pack": [*[_P] * 2, *[_I] * 2, _T], "linear": [*[_P] * 5, *[_I] * 3, _T]}
-_OF_MATRICES: dict[str, list[Any]] = {
-    "matrices": [],
+_OF_PAIRS: dict[str, list[Any]] = {
+    "pack": [*[_P] * 2, *[_I] * 2, _T],
+    "linear": [*[_P] * 5, *[_I] * 3, _T],
     "add_gradient": [*[_P] * 4, *[_I] * 3, _T, _T],
 }
 _COLUMNS = 32
@@ -47,19 +47,16 @@ class Kernels:
 
     Attributes:
         name: Identifies sources, compiler and CPU.
-        has_linear: Whether `linear` exists, for bfloat16 on CPUs that multiply pairs of it.
-        has_matrices: Whether `add_gradient_` works, for bfloat16 on CPUs with matrix registers for it.
+        has_pairs: Whether `linear` and `add_gradient_` exist, for bfloat16 on CPUs that multiply pairs of it.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library: Any = library
         self.name = Path(library._name).stem
-        self.has_linear, self.has_matrices = hasattr(library, "linear"), hasattr(library, "matrices")
-        some = (_OF_PAIRS if self.has_linear else {}) | (_OF_MATRICES if self.has_matrices else {})
-        for name, types in (_SIGNATURES | some).items():
+        self.has_pairs = hasattr(library, "linear")
+        for name, types in (_SIGNATURES | (_OF_PAIRS if self.has_pairs else {})).items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, _T if name in (*_ALLOCATING, "matrices") else None
-        self.has_matrices = self.has_matrices and bool(self._library.matrices())
+            function.argtypes, function.restype = types, _T if name in _ALLOCATING else None
 
     def packed(self, weight: Tensor) -> Tensor:
         """Return ``weight`` Float[N M], M even, in the order that `linear` reads."""
@@ -82,7 +79,7 @@ class Kernels:
 
     def may_add_gradient(self, *extents: int) -> bool:
         """Whether `add_gradient_` takes factors of these extents."""
-        return self.has_matrices and all(extent > 0 and extent % _COLUMNS == 0 for extent in extents)
+        return self.has_pairs and all(extent > 0 and extent % _COLUMNS == 0 for extent in extents)
 
     def add_gradient_(self, sums: Sequence[Tensor], is_new: bool, gradient: Tensor, inputs: Tensor) -> None:
         """Add ``gradient`` Float[R N] transposed times ``inputs`` Float[R M] to ``sums`` Float32[. M] of N rows.

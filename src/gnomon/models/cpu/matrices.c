@@ -1,14 +1,15 @@
-/* Gradients of weights by matrix registers: float32 sums that many rows of bfloat16 are added to.
+/* Gradients of weights: float32 sums that many rows of bfloat16 are added to.
 
-   Registers multiply 32 rows, each with its inner numbers in order, by 32 columns, in pairs of inner numbers
-   [inner / 2, 16, 2]; here inner numbers are positions. Both factors are laid out so first. Every extent is a multiple of
+   Matrix registers multiply 32 rows, each with its inner numbers in order, by 32 columns, in pairs of inner numbers
+   [inner / 2, 16, 2]; here inner numbers are positions. Both factors are laid out so first. Where there are none, a vector
+   of pairs is multiplied with one pair at a time, and both factors are [inner / 2, 32, 2]. Every extent is a multiple of
    32. */
 
 #include <omp.h>
 
 #include "matrices.h"
 
-#ifdef MATRICES
+#if defined(HALF) && defined(__AVX512BF16__)
 
 #define BLOCK 32
 /* Numbers of a block of 32 by 32: two tiles. */
@@ -16,6 +17,9 @@
 /* Blocks of outputs that a thread lays out at a time, and blocks of positions that are multiplied at a time. */
 #define BLOCKS 4
 #define STEPS 8
+
+/* Outputs that are multiplied at a time without matrix registers: two of 32 registers are inputs, 16 are sums. */
+#define FEW 8
 
 /* 16 rows of 16 pairs become 16 columns. */
 static inline __attribute__((always_inline)) void turn_round(__m512i *rows) {
@@ -42,8 +46,10 @@ static inline __attribute__((always_inline)) void turn_round(__m512i *rows) {
     memcpy(rows, half, sizeof half);
 }
 
-/* Two tiles of a block of 32 positions `apart` apart: of pairs of positions or, turned round, of outputs. */
-static inline __attribute__((always_inline)) void lay(const number *from, int64_t apart, const int turns, number *to) {
+/* A block of 32 positions `apart` apart, as two tiles: of pairs of positions or, turned round, of outputs. Or in pairs of
+   positions whose 32 columns lie together. */
+static inline __attribute__((always_inline)) void lay(const number *from, int64_t apart, const int is_tiled,
+                                                      const int turns, number *to) {
     __m512i tiles[2][16];
     __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36,
                                    4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -55,13 +61,47 @@ static inline __attribute__((always_inline)) void lay(const number *from, int64_
     }
     for (int half = 0; half < 2; half++) {
         if (turns) turn_round(tiles[half]);
-        for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + half * (TILES / 2) + 32 * i, tiles[half][i]);
+        for (int i = 0; i < 16; i++)
+            _mm512_storeu_si512(is_tiled ? to + half * (TILES / 2) + 32 * i : to + 64 * i + 32 * half, tiles[half][i]);
     }
 }
 
 /* Add products over `steps` blocks of positions to a block of sums. is_new: nothing is in it. The block of sums at `next`
    is asked for meanwhile. */
-static inline void add_block(const number *outputs, const number *inputs, int64_t steps, float *sums, int64_t apart,
+static inline void add_pairs(const number *outputs, const number *inputs, int64_t steps, float *sums, int64_t apart,
+                             int is_new, const float *next) {
+    for (int64_t first = 0; first < BLOCK; first += FEW) {
+        __m512 found[FEW][2];
+        for (int i = 0; i < FEW; i++) {
+            float *own = sums + (first + i) * apart;
+            if (next) {
+                __builtin_prefetch(next + (first + i) * apart, 1, 2);
+                __builtin_prefetch(next + (first + i) * apart + 16, 1, 2);
+            }
+            found[i][0] = is_new ? _mm512_setzero_ps() : _mm512_loadu_ps(own);
+            found[i][1] = is_new ? _mm512_setzero_ps() : _mm512_loadu_ps(own + 16);
+        }
+        for (int64_t pair = 0; pair < 16 * steps; pair++) {
+            const number *at = inputs + 2 * BLOCK * pair, *of = outputs + 2 * (BLOCK * pair + first);
+            __m512bh left = (__m512bh)_mm512_loadu_si512(at), right = (__m512bh)_mm512_loadu_si512(at + BLOCK);
+            for (int i = 0; i < FEW; i++) {
+                int32_t two;
+                memcpy(&two, of + 2 * i, sizeof two);
+                __m512bh factor = (__m512bh)_mm512_set1_epi32(two);
+                found[i][0] = _mm512_dpbf16_ps(found[i][0], left, factor);
+                found[i][1] = _mm512_dpbf16_ps(found[i][1], right, factor);
+            }
+        }
+        for (int i = 0; i < FEW; i++) {
+            _mm512_storeu_ps(sums + (first + i) * apart, found[i][0]);
+            _mm512_storeu_ps(sums + (first + i) * apart + 16, found[i][1]);
+        }
+    }
+}
+
+#ifdef MATRICES
+/* The same by matrix registers. */
+static inline void add_tiles(const number *outputs, const number *inputs, int64_t steps, float *sums, int64_t apart,
                              int is_new, const float *next) {
     float *below = sums + 16 * apart;
     if (is_new) {
@@ -94,14 +134,13 @@ static inline void add_block(const number *outputs, const number *inputs, int64_
     _tile_stored(2, below, 4 * apart);
     _tile_stored(3, below + 16, 4 * apart);
 }
+#endif
 
-/* Whether there are matrix registers. */
-EXPORT int matrices(void) { return has_matrices(); }
-
-/* Add gradient^T inputs, of gradient [rows outputs] and inputs [rows width], to sums. homes [outputs / 32]: where those of
-   32 outputs lie, Float[32 width]. is_new: nothing is in them. laid: room for rows * (width + 128 threads) numbers. */
-EXPORT void add_gradient(const number *gradient, const number *inputs, float *const *homes, number *laid, int64_t rows,
-                         int64_t outputs, int64_t width, int is_new, int threads) {
+/* `add_gradient`, by matrix registers or not; always_inline, so that each way is compiled for itself. */
+static inline __attribute__((always_inline)) void add_all(const number *gradient, const number *inputs,
+                                                          float *const *homes, number *laid, int64_t rows,
+                                                          int64_t outputs, int64_t width, int is_new, int threads,
+                                                          const int is_tiled) {
     int64_t blocks = outputs / BLOCK, steps = rows / 32, rounds = (blocks + threads * BLOCKS - 1) / (threads * BLOCKS);
     int64_t each = (blocks + threads * rounds - 1) / (threads * rounds);
     number *panels = laid + rows * width;
@@ -111,27 +150,52 @@ EXPORT void add_gradient(const number *gradient, const number *inputs, float *co
 #pragma omp for schedule(static)
         for (int64_t step = 0; step < steps; step++)
             for (int64_t block = 0; block < width / BLOCK; block++)
-                lay(inputs + 32 * step * width + BLOCK * block, width, 0, laid + (block * steps + step) * TILES);
-        lay_out(32);
+                lay(inputs + 32 * step * width + BLOCK * block, width, is_tiled, 0,
+                    laid + (block * steps + step) * TILES);
+#ifdef MATRICES
+        if (is_tiled) lay_out(32);
+#endif
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < blocks; first += each) {
             int64_t end = first + each < blocks ? first + each : blocks;
             for (int64_t step = 0; step < steps; step++)
                 for (int64_t block = first; block < end; block++)
-                    lay(gradient + 32 * step * outputs + BLOCK * block, outputs, 1,
+                    lay(gradient + 32 * step * outputs + BLOCK * block, outputs, is_tiled, is_tiled,
                         panel + ((block - first) * steps + step) * TILES);
             for (int64_t other = 0; other < width / BLOCK; other++)
                 for (int64_t from = 0; from < steps; from += STEPS)
                     for (int64_t block = first; block < end; block++) {
+                        const number *of = panel + ((block - first) * steps + from) * TILES;
+                        const number *with = laid + (other * steps + from) * TILES;
                         float *sums = homes[block] + BLOCK * other;
-                        int is_last = from > 0 || other + 1 == width / BLOCK;
-                        add_block(panel + ((block - first) * steps + from) * TILES, laid + (other * steps + from) * TILES,
-                                  steps - from < STEPS ? steps - from : STEPS, sums, width, is_new && from == 0,
-                                  is_last ? NULL : sums + BLOCK);
+                        int64_t count = steps - from < STEPS ? steps - from : STEPS;
+                        const float *next = from > 0 || other + 1 == width / BLOCK ? NULL : sums + BLOCK;
+#ifdef MATRICES
+                        if (is_tiled) {
+                            add_tiles(of, with, count, sums, width, is_new && from == 0, next);
+                            continue;
+                        }
+#endif
+                        add_pairs(of, with, count, sums, width, is_new && from == 0, next);
                     }
         }
-        _tile_release();
+#ifdef MATRICES
+        if (is_tiled) _tile_release();
+#endif
     }
+}
+
+/* Add gradient^T inputs, of gradient [rows outputs] and inputs [rows width], to sums. homes [outputs / 32]: where those of
+   32 outputs lie, Float[32 width]. is_new: nothing is in them. laid: room for rows * (width + 128 threads) numbers. */
+EXPORT void add_gradient(const number *gradient, const number *inputs, float *const *homes, number *laid, int64_t rows,
+                         int64_t outputs, int64_t width, int is_new, int threads) {
+#ifdef MATRICES
+    if (has_matrices()) {
+        add_all(gradient, inputs, homes, laid, rows, outputs, width, is_new, threads, 1);
+        return;
+    }
+#endif
+    add_all(gradient, inputs, homes, laid, rows, outputs, width, is_new, threads, 0);
 }
 
 #endif

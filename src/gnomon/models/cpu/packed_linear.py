@@ -159,7 +159,7 @@ class Product:
 
 def _with_linear(weight: Tensor) -> Kernels | None:
     kernels = kernels_of(weight)
-    return kernels if kernels is not None and kernels.has_linear and weight.shape[1] % 2 == 0 else None
+    return kernels if kernels is not None and kernels.has_pairs and weight.shape[1] % 2 == 0 else None
 
 
 class _Bundle:
