@@ -62,7 +62,10 @@ class BenchShape:
 
 
 def make_groups(shape: BenchShape, vocabulary: int) -> tuple[Group, ...]:
-    """Return groups of random tokens; rewards alternate between 1 and 0, but in the first, degenerate groups."""
+    """Return groups of random tokens; rewards alternate between 1 and 0, but in the first, degenerate groups.
+
+    Groups of one alternate too: a batch of equal rewards has no advantage, and nothing would be learned from it.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -76,7 +79,7 @@ def make_groups(shape: BenchShape, vocabulary: int) -> tuple[Group, ...]:
         is_degenerate = number < shape.degenerate
         prompts = [task.prompt if shape.is_shared else draw(tokens) for _ in range(shape.generations)]
         answers = [draw(next(lengths)) for _ in prompts]
-        graded = [Grade(0.0 if is_degenerate else float(place % 2)) for place in range(shape.generations)]
+        graded = [Grade(0.0 if is_degenerate else float((number + place) % 2)) for place in range(shape.generations)]
         pairs = zip(prompts, answers, graded, strict=True)
         groups.append(Group(task, tuple(_rollout(task.id, *parts) for parts in pairs)))
     return tuple(groups)

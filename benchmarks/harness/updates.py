@@ -66,30 +66,39 @@ def learning(size: Size, repeats: int) -> BenchResult:
     no row of a first update, which has the weights that scored it; a prompt's previous answer beside its new one, after
     SPO's updates.
     """
+    measures, works, precision = [], {}, "fp32"
+    for name, (algorithm, shape) in learning_work(size).items():
+        trainer, vocabulary = trainer_of(size, algorithm)
+        precision = trainer.precision
+        batch = learned_from(trainer, shape, vocabulary)
+        measures.append(BenchMeasure(name, "s", repeat(partial(_learn, trainer, batch), repeats)))
+        works[name] = list(_passes(trainer.algorithm, batch, size.beginning))
+        trainer.learner.close()
+    return BenchResult("learning", "gnomon", tuple(measures), {"precision": precision, "works": works})
+
+
+def learning_work(size: Size) -> dict[str, tuple[Algorithm | None, BenchShape]]:
+    """Return the algorithm, None for GRPO, and the rows of each measure of `learning`."""
     rows, long = size.prompts * size.generations, (size.long_answer, size.long_answer)
     short = (size.answer, size.budget)
 
     def made(prompt: int, prompts: int, generations: int, lengths: tuple[int, int] = short) -> BenchShape:
         return BenchShape((prompt,) * prompts, generations, *lengths, beginning=size.beginning)
 
-    # As many rows as VAPO has answers to a prompt, at least.
     several = min(16, rows)
-    work = {
+    return {
         "spo": (SPO, made(size.prompt, rows, 1)),
         "ppo": (PPO, made(size.prompt, rows, 1)),
         "vapo": (VAPO, made(size.prompt, rows // several, several)),
         "long answers": (None, made(size.prompt, 2, 8, long)),
         "long prompts": (None, made(size.long_prompt, 2, 8)),
     }
-    measures, works, precision = [], {}, "fp32"
-    for name, (algorithm, shape) in work.items():
-        trainer, vocabulary = trainer_of(size, algorithm)
-        precision = trainer.precision
-        batch = trainer.on_policy(make_batch(shape, vocabulary))
-        measures.append(BenchMeasure(name, "s", repeat(partial(_learn, trainer, batch), repeats)))
-        works[name] = list(_passes(trainer.algorithm, batch, size.beginning))
-        trainer.learner.close()
-    return BenchResult("learning", "gnomon", tuple(measures), {"precision": precision, "works": works})
+
+
+def learned_from(trainer: Trainer, shape: BenchShape, vocabulary: int) -> Batch:
+    """Return rows of rewards 1 and -1: a critic says 0 at first, and none may be right about a row."""
+    batch = make_batch(shape, vocabulary)
+    return trainer.on_policy(batch.with_fields(rewards=2 * batch.rewards - 1))
 
 
 def _learn(trainer: Trainer, batch: Batch) -> None:

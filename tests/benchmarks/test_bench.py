@@ -18,6 +18,7 @@ from benchmarks.harness.report import BenchMeasure, BenchReport, BenchResult
 from benchmarks.harness.run import Conditions
 from benchmarks.harness.sizes import QUICK, SIZES, size_of
 from benchmarks.harness.timing import repeat
+from benchmarks.harness.updates import learned_from, learning_work, trainer_of
 from rich.console import Console
 
 from gnomon.cli.main import main
@@ -314,3 +315,13 @@ def test_the_tables_put_ratios_the_right_way_round():
 def test_every_case_has_a_title():
     """A case that is added gets a heading."""
     assert set(tables.TITLES) == set(CONTENDERS)
+
+
+def test_every_row_of_a_learners_measure_is_learned_from():
+    """A measure of rows without an advantage would be one of passes that nobody makes, below its limit."""
+    for name, (algorithm, shape) in learning_work(QUICK).items():
+        trainer, vocabulary = trainer_of(QUICK, algorithm)
+        batch = trainer.scored(learned_from(trainer, shape, vocabulary))
+        for minibatch in trainer.algorithm.minibatches(batch, 0):
+            assert bool(trainer.algorithm.live_rows(minibatch).all()), name
+        trainer.learner.close()
