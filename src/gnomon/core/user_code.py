@@ -27,8 +27,8 @@ end_at_once = os._exit
 def on_user_code(tell: Callable[[str], None]) -> Iterator[None]:
     """Call ``tell``, during the block, with the name of each piece of user code before its import.
 
-    >>> with told_before_code(print):
-    ...     announce("mine.py:OWN")
+    >>> with on_user_code(print):
+    ...     notify("mine.py:OWN")
     mine.py:OWN
     """
     _TOLD.append(tell)
