@@ -136,6 +136,16 @@ def test_objects_in_a_model_out():
     assert [text.partition(stop)[0] for text in said] == run.generate(["1+2=", "3+4="], seed=1, stop=[stop])
     assert run.plot("rollout/reward_mean").save("curve.svg").read_text().startswith("<svg")
     assert gnomon.load(run.directory) == run
+    for prompts, flaw in (
+        (None, "prompts is NoneType"), (3, "prompts is int"), ({"prompt": ["1+2="]}, "prompts is dict"),
+        (b"1+2=", "prompts is bytes"), (["1+2=", 3], "prompt 2 is int"), ([{"prompt": "1+2="}], "prompt 1 is dict"),
+        (["a\ud800"], "prompt 1 has half of a surrogate pair"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=flaw):
+            run.generate(prompts)
+    for step in ("a", 1.0, True, range(2)):
+        with pytest.raises(ConfigError, match="should be a whole number, or None for all steps"):
+            run.rollouts(step)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +153,12 @@ class Result:
 
         Args:
             step: The step, from 1; None reads all recorded steps.
+
+        Raises:
+            ConfigError: ``step`` is no whole number.
         """
+        if step is not None and (isinstance(step, bool) or not hasattr(step, "__index__")):
+            raise ConfigError(f"step = {step!r}: should be a whole number, or None for all steps")
         record = RunRecord(self.directory)
         return [each for at in (record.rollout_steps() if step is None else [step]) for each in record.rollouts(at)]
 
@@ -169,10 +174,11 @@ class Result:
             One answer a prompt.
 
         Raises:
-            ConfigError: A setting is unknown or out of range, or a prompt is longer than the context.
+            ConfigError: A setting is unknown or out of range, or a prompt is neither a text nor messages, or longer
+                than the context.
         """
         table = RunDirectory(self.directory).table()
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        asked = _prompts(prompts)
         is_trusted = bool(table.get("trust_remote_code"))
         switches, date = table.get("chat_template_kwargs", {}), table.get("template_date", DATE)
         tokenizer = replace(load_tokenizer(str(self.model), is_trusted), switches=switches, date=date)
@@ -239,6 +245,26 @@ class Result:
             "steps": self.steps,
             "evaluations": [e.as_row() for e in self.evaluations],
         }
+
+
+def _prompts(given: Any) -> list[str | Sequence[Message]]:
+    """Return what is to be answered as a list.
+
+    Raises:
+        ConfigError: There is something else in it; a mapping would be read as its keys.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
+        raise ConfigError(f"prompts is {type(given).__name__}, and should be a text or a list of texts or chats")
+    asked = [given] if isinstance(given, str) else list(given)
+    for number, prompt in enumerate(asked, 1):
+        if not isinstance(prompt, str | list | tuple):
+            raise ConfigError(
+                f"prompt {number} is {type(prompt).__name__}, and should be a text or a list of messages such as "
+                "{'role': 'user', 'content': ...}"
+            )
+        if isinstance(prompt, str) and any("\ud800" <= each <= "\udfff" for each in prompt):
+            raise ConfigError(f"prompt {number} has half of a surrogate pair, which no tokenizer reads: {prompt!a}")
+    return asked
 
 
 def load(run: str | Path) -> Result:
