@@ -274,3 +274,29 @@ def test_a_model_whose_rows_cannot_begin_with_kept_ones_is_found():
         assert not agrees_in_turns(Wrong, build(qwen3))
         with pytest.warns(RuntimeWarning, match="computes its conversation again: 4.5 times"):
             assert not keeps_between_turns(Wrong(build(qwen3)), build(qwen3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", ALIGNED)
+def test_what_fresh_prompts_begin_with_is_computed_once(make):
+    """Each row's logits are those of the row alone, and the common tokens of nine prompts are computed once.
+
+    A prompt that is the common part and a token more may be known from an earlier call, and stays known.
+    """
+    model = build(make)
+    made = random.Random(0)
+    opening = tuple(made.randrange(3, 30) for _ in range(20))
+    prompts = [(*opening, token, *range(5, 6 + token % 4)) for token in range(10, 19)]
+    known = prompts[0][:21]
+    decoder = AlignedDecoder(model)
+    decoder.admit([known], 8, {known, *prompts})
+    before = decoder.computed
+    decoder.admit([known, *prompts], 8, frozenset())
+    rows = [known, known, *prompts]
+    together = decoder.step([row[-1] for row in rows], 8)
+
+    assert decoder.computed - before == 20 + sum(len(prompt) - 21 for prompt in prompts) + len(rows)
+    for row, found in zip(rows, together, strict=True):
+        alone = AlignedDecoder(model)
+        alone.admit([row], 8, frozenset())
+        assert float((alone.step([row[-1]], 8)[0] - found).abs().max()) < 1e-4

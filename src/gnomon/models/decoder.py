@@ -249,7 +249,7 @@ class AlignedDecoder(_TracedDecoder):
             return {}
         first = prompts[0][: shared + 1]  # all but the last token of a prompt is computed
         self._prefill([first])
-        found = Known(shared, [self._prefixes.pop(first) or ()], [self._prefix_experts.pop(first)])
+        found = Known(shared, [self._prefixes[first] or ()], [self._prefix_experts[first]])
         return dict.fromkeys(prompts, found)
 
     def _continue(self, prompts: Sequence[Prompt], known: Sequence[Known]) -> None:
