@@ -1,7 +1,12 @@
 """What people read first stays short, and every link between pages leads to something."""
 
+import ast
+import builtins
+import io
 import re
+import tokenize
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,21 @@ PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md")
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"(?m)^#{1,6} +(.+?) *#*$")
 FENCE = re.compile(r"(?ms)^(`{3,}).*?^\1 *$")
+
+
+CITED = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)")
+ELSEWHERE = {"Generator", "HuggingFaceStorageWriter", "permutation", "repeat_kv"}
+"""Names of numpy, of torch and of transformers' models that docstrings compare with."""
+
+
+def names_of(tree: ast.AST) -> set[str]:
+    """Return every name that a module defines, takes or reads."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        for part in ("id", "attr", "name", "arg", "asname"):
+            name = getattr(node, part, None)
+            found |= set(name.split(".")) if isinstance(name, str) else set()
+    return found
 
 
 def anchors(text: str) -> set[str]:
@@ -126,3 +146,30 @@ def test_the_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_names_in_docstrings_and_comments_are_those_of_the_code():
+    """What stands in single backquotes is a name of today: a reader who searches for it finds it."""
+    files = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py"))}
+    trees = {path: ast.parse(text) for path, text in files.items()}
+    known = set(dir(builtins)) | ELSEWHERE
+    for path, tree in trees.items():
+        known |= names_of(tree) | set(path.relative_to(ROOT).with_suffix("").parts)
+    known |= {name for path in (ROOT / "tests").rglob("*.py") for name in path.with_suffix("").parts}
+
+    def unknown(path: Path) -> list[str]:
+        prose = [
+            (node.lineno, node.value.value)
+            for node in ast.walk(trees[path])
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ]
+        tokens = tokenize.generate_tokens(io.StringIO(files[path]).readline)
+        prose += [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+        return [
+            f"{path.relative_to(ROOT)}:{line}: {name}"
+            for line, text in prose
+            for name in CITED.findall(text)
+            if not known.issuperset(name.split(".")) and find_spec(name.split(".")[0]) is None
+        ]
+
+    none_of([line for path in files for line in unknown(path)], "name what stands there today")

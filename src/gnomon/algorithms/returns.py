@@ -1,6 +1,6 @@
 """Returns: what is earned from each token, answer or response on, with a critic (GAE) and without.
 
-Everything is computed in float64 on the whole rollout batch, as in `advantages.py`.
+Everything is computed in float64 on the whole rollout batch, as in `advantages`.
 """
 
 import math

@@ -114,7 +114,7 @@ def bash(verbs: Sequence[Verb]) -> str:
 
 
 def zsh(verbs: Sequence[Verb]) -> str:
-    """Return the script for zsh: a function for `compinit`."""
+    """Return the script for zsh: a function for ``compinit``."""
     cases = []
     for verb in verbs:
         lines = [_zsh_option(option) for option in verb.options]

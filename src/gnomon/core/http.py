@@ -1,6 +1,6 @@
 """JSON in HTTP/1.1 on the loopback interface, one exchange a connection, and no body is read before a key was shown.
 
-Small enough to be its own code, so that a server needs nothing that its interpreter may lack. `curl` and the clients of
+Small enough to be its own code, so that a server needs nothing that its interpreter may lack. curl and the clients of
 OpenAI and Anthropic can talk to it.
 """
 

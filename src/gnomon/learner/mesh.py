@@ -94,7 +94,7 @@ class Mesh(Protocol):
         """Return the type in which a weight of ``model`` is published that is held in ``held``."""
 
     def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
-        """Return the block in which the model computes with a snapshot's ``tensors``; see `modes.with_weights`."""
+        """Return the block in which the model computes with a snapshot's ``tensors``; see `contexts.with_weights`."""
 
 
 class SingleProcess:
@@ -416,7 +416,7 @@ def agree(mesh: Mesh, fault: str) -> None:
 
 
 def readable(mesh: Mesh, model: nn.Module, is_copied: bool) -> tuple[Mapping[str, Tensor], Read | None]:
-    """Return the weights that ``mesh`` publishes of a model, merged, for `write_folder`: their forms, and how to read.
+    """Return the weights that ``mesh`` publishes of a model, merged, for `weight_files`: their forms, and how to read.
 
     Args:
         is_copied: They are copied to the CPU now, and are their own forms; else every process has to read.

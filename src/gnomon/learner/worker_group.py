@@ -38,7 +38,7 @@ class WorkerAnswer:
 
 
 class WorkerGroup(Protocol):
-    """The ranks of one learner, each a `rank.Rank` in a process of its own, and the way to them.
+    """The ranks of one learner, each a `worker.LearnerWorker` in a process of its own, and the way to them.
 
     Attributes:
         size: Number of ranks.
@@ -142,7 +142,7 @@ class LocalWorkerHandle:
 
 
 class LocalWorkerGroup:
-    """Implements `Crew`. The processes end with `close`, or with the run, however that ends.
+    """Implements `WorkerGroup`. The processes end with `close`, or with the run, however that ends.
 
     Args:
         asked: A device, see `resolve_device`; each process has its own GPU, from that one on.

@@ -1,6 +1,6 @@
 r"""Whether two answers are the same, as far as that can be told without algebra.
 
-`boxed` takes "cannot be told" for different, `mathematics` asks math-verify then: so the two agree wherever this file
+`boxed` takes "cannot be told" for different, `Mathematics` asks math-verify then: so the two agree wherever this file
 decides, on numbers, lists, sets, pairs, intervals, words and letters of choices.
 """
 

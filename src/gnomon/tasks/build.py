@@ -172,7 +172,7 @@ class Split:
 def named(name: str) -> TaskConfig:
     """Return the task that a command line means by ``name``.
 
-    A name in `NAMED`; a test set or a training set by its name; a file of a format in `SUFFIXES`; a reasoning-gym
+    A name in `NAMED`; a test set or a training set by its name; a file of a format in `TABLE_SUFFIXES`; a reasoning-gym
     generator, with or without ``reasoning_gym/`` in front; else, with a slash, a folder or a dataset on the hub.
 
     Raises:

@@ -4,7 +4,7 @@ Some generators iterate over sets of strings, whose order Python changes from pr
 draw from, or seed, the global random generators, or execute code snippets that print and write files. Here the string
 hash is fixed, the global generators are seeded for each item, and nothing of it touches the training process or
 its folder.
-Request and items cross as JSON in which tuples and keys that are no text survive (`verifiers.wire`).
+Request and items cross as JSON in which tuples and keys that are no text survive (`codec`).
 """
 
 import contextlib

@@ -101,7 +101,7 @@ class TurnTokenizer:
 
 
 def tells_tools(tokenizer: ChatTokenizer, schemas: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the template tells the model about tools, and has it call them in the form that `calls.py` reads.
+    """Whether the template tells the model about tools, and has it call them in the form that `find_calls` reads.
 
     Measured: the names are in what it renders, and a call that it renders is read back.
     """

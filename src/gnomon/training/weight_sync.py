@@ -339,7 +339,7 @@ class DecomposedMismatch:
     Source: the gaps are those of algorithms for training and inference that differ; taking them apart is ours.
 
     Attributes:
-        sending: As in `Proved`; None when engines get the learner's own numbers.
+        sending: As in `VerifiedWeightSync`; None when engines get the learner's own numbers.
         is_averaged: The proximal policy is an average of weights, and not the learner as it is.
         sampled_at: Temperature of the sampler where the learner scores at another one (`LearnerConfig.temperature`);
             all lines above are then at it, and ``learner_temperature`` is what the learner's own log-probabilities

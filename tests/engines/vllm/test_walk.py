@@ -53,12 +53,12 @@ def plant(worker):
 async def main():
     engine = VllmEngine(sys.argv[1], torch.float32)
     learner = TorchLearner(tiny_model(0, TinyConfig(width=128, context_length=96)), LearnerConfig(precision="fp32"), 9)
-    arrival = Proved(EnginePool({"vllm": engine}), 259, None, Measured())
-    await arrival.publish(arrival.engines, learner)
+    sync = VerifiedWeightSync(EnginePool({"vllm": engine}), 259, None, CalibratedTolerance())
+    await sync.publish(sync.engines, learner)
     engine._thread._engine.collective_rpc(plant)
     learner.advance()
     try:
-        await arrival.publish(arrival.engines, learner)
+        await sync.publish(sync.engines, learner)
     except GnomonError as error:
         print(f"{type(error).__name__}: {error}")
     await engine.close()

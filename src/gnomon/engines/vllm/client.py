@@ -1,4 +1,4 @@
-"""vLLM in a process of its own: the client of `vllm_serve`, and how that is started."""
+"""vLLM in a process of its own: the client of `vllm.server`, and how that is started."""
 
 import asyncio
 import contextlib

@@ -329,7 +329,7 @@ class _Rest:
 #
 # The tests are one program, the answer is another, each behind walls of its own. The names that the tests do not define
 # stand for the answer's functions and classes: a call goes over as its arguments and comes back as a plain value, and
-# what is claimed about it is computed where the answer cannot reach. See `code_apart` for the two sides.
+# what is claimed about it is computed where the answer cannot reach. See `isolated` for the two sides.
 
 # Modules by whose names tests mean the program itself.
 OWN = frozenset({"solution", "main", "candidate_module"})

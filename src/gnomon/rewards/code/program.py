@@ -20,7 +20,7 @@ from gnomon.rewards.code.values import NoAnswerError, read_value
 # Calls that a program answers: what is added to it, and how its answers are read out here.
 #
 # The answers are plain values (numbers, texts, lists, sets, ...), written as JSON with the kind of each container.
-# What is none of those comes back as `code_values.Opaque`, so an object cannot bring its own ``==``. The program can
+# What is none of those comes back as `values.Opaque`, so an object cannot bring its own ``==``. The program can
 # replace any of this, so what comes back is read as a stranger's.
 
 Answers = Sequence[Any]

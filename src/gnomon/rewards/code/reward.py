@@ -40,7 +40,7 @@ class Code(Verifier):
 
     Attributes:
         kind: "code".
-        column: Column with the cases, in one of the forms of `code_cases`.
+        column: Column with the cases, in one of the forms of `cases`.
         credit: "all" wants every case; "each" gives the share that passed.
         tolerance: Largest difference of two numbers, absolute and relative, at least 0.
         case_seconds: Seconds of wall time to read one input and write its output.

@@ -1,6 +1,6 @@
 """More hostile programs, by what they attack: too many to try at every start, all tried by the tests.
 
-hostile.toml holds them. As in `probes.py`, a program prints ``OPEN`` when it reached what it should not.
+hostile.toml holds them. As in `probes`, a program prints ``OPEN`` when it reached what it should not.
 """
 
 from collections.abc import Mapping

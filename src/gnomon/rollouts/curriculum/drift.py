@@ -67,7 +67,7 @@ class Drift(Protocol):
 
 @dataclass(frozen=True)
 class NoDrift:
-    """No drift at all, for `Forgetting.constant`: two forward passes a step saved, and nothing to keep."""
+    """No drift at all, for `DecayRule.constant`: two forward passes a step saved, and nothing to keep."""
 
     needs_scoring = False
     needs_updates = 1
@@ -190,7 +190,7 @@ def estimate_step_drift(update_drifts: Sequence[float]) -> float:
 
     Assumes that each update moves the policy about as far, in about the same direction, and that minibatches are alike.
     If updates are independent steps of a random walk (m grows as sqrt k), K = 2 gives 2 m_1 for a truth of 1.41 m_1,
-    and the excess shrinks as K grows: too fast a forgetting, within `Forgetting`'s bounds. m_0 is zero in exact
+    and the excess shrinks as K grows: too fast a forgetting, within `DecayRule`'s bounds. m_0 is zero in exact
     arithmetic and does not enter.
 
     Raises:

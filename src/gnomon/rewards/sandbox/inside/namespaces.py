@@ -1,7 +1,7 @@
 """A world of its own, where the kernel lets this user have one: no network, no other process, a file system in
 memory with Python's library in it, read-only, and one small folder to write in.
 
-Root needs no user namespace to do this, and then becomes `nobody`; anybody else becomes the only user of one.
+Root needs no user namespace to do this, and then becomes ``nobody``; anybody else becomes the only user of one.
 
 Source: namespaces(7), user_namespaces(7), pivot_root(2), mount_setattr(2).
 """
