@@ -27,14 +27,21 @@ Extract = Literal["last_number", "first_number", "only_number", "last_line", "bo
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}$")
 _BOX_LENGTH = len(r"\boxed") + 3
+# Characters on each side of a box that are looked at: a search for a pattern
+# that ends in "$" tries every position, so its cost must not grow with the text.
 _NEAR = 32
+# What may enclose a box without changing its value except by brackets: \left(\boxed{7}\right), \text{\boxed{7}}.
 _AROUND = re.compile(r"(\\left\(|\(|\\(?:text|textbf|mathbf|underline|bm|boldsymbol)\s?\{)$")
 _CLOSINGS = {"(": re.compile(r"\\right\)|\)"), "{": re.compile(r"\}")}
+# What makes the box a part of something larger when it stands directly
+# before: a sign, a factor, a base of a power, a root, a function, a fraction.
 _BEFORE = re.compile(
     r"(?:(?:^|(?<=[\s=($:,{\[*>]))(?P<sign>[-\u2212]|\\pm ?)(?:\\\$)?|[0-9]|[0-9a-zA-Z)]{0,6}[\^_]\{?|"
     r"\\(?:sqrt|[dtc]?frac|log|ln|sin|cos|tan|exp)(?![a-zA-Z])(?:\[[^\]]{0,9}\])?\s?\{?|"
     r"\\[dtc]?frac\s?(?:\{[^{}]{1,20}\}|[0-9])\s?\{?)$"
 )
+# The same behind it: a power (but not degrees), an index, a divisor, decimals, a product, a
+# factor. The letters that may follow as a factor leave out units of one letter such as m, s and h.
 _BEHIND = re.compile(
     r"\s?\^(?!\s?\{?\s?\\circ)\s?(?:\{[^{}]{1,20}\}|\\?[a-zA-Z0-9]+)|"
     r"_\{?[0-9]+\}?|/\s?(?:[0-9.]+|[a-z](?![a-z])(?<![hs]))|[.,][0-9]+|"
@@ -50,6 +57,8 @@ _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}([-+]?[0-9]+(?:[.,/][0-9]+)*)")
 Where = Literal["anywhere", "after_thinking", "answer_line", "last_box"]
 
 _THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought)>|\[(/?)THINK\]")
+# "Answer:", "**Final answer:**", "> The final answer is: 5"; the repetitions
+# are bounded, so a line of a million stars costs no more than its length.
 _ANSWER_LINE = re.compile(
     r"^[^\S\n]*[#>*_\s-]{0,8}(?:the )?(?:final )?answer(?: is)?[*_]{0,2}[^\S\n]*[:=][*_]{0,2}[^\S\n]*(\S[^\n]*)$",
     re.I | re.M,
@@ -160,16 +169,20 @@ def _last_box(text: str) -> tuple[int, int, str] | None:
     index = 0
     while index < len(text):
         character = text[index]
+        # An escaped brace or backslash is skipped as a pair, or "\\{" would count as an opening brace.
         if character == "\\" and text[index + 1 : index + 2] in ("{", "}", "\\"):
             index += 1
         elif character == "{":
             opened.append(index)
         elif character == "}" and opened:
             start = opened.pop()
+            # Braces close from the inside out: a box within the best box
+            # so far is later and wins, a box around it does not.
             is_later = best is None or start >= best[1]
             if is_later and (found := _BOX.search(text[max(0, start - _BOX_LENGTH) : start])):
                 best = start - len(found[0]), start + 1, index
         index += 1
+    # A box without braces counts only behind, or inside, the last one with braces.
     for bare in _BARE_BOX.finditer(text, best[1] if best else 0):
         best = bare.start(), bare.start(1), bare.end()
     if best is None:
@@ -194,11 +207,15 @@ def _with_neighbors(text: str, command: int, start: int, end: int, after: int) -
     if before is None and behind is None:
         return command, after, text[start:end]
     factor, tail = "" if before is None else before["sign"] or before[0], "" if behind is None else behind[0]
+    # The box is the argument of a command, \sqrt{\boxed{7}}: its closing
+    # brace belongs to the answer, and for \frac a second group follows.
     if factor.endswith("{"):
         said, last = f"{said}}}", last + (text[last : last + 1] == "}")
         group = _GROUP.match(text, last) if "frac" in factor and not factor.endswith("}{") else None
         tail, last = (group[0], group.end()) if group else ("", last)
     else:
+        # Brackets are added only where leaving them out would change
+        # the value: 2\boxed{x+1} is 2(x+1), 2\boxed{x} is 2x.
         bare = said[1:-1] if said.startswith("(") and _ATOM.fullmatch(said[1:-1]) and not tail else said
         is_atom = (_ATOM if tail or not before else _PRODUCT).fullmatch(bare) and not factor[-1:].isalnum()
         said = bare if is_atom else f"{{{bare}}}" if factor[-1:].isalpha() or factor[-1:] in "^_]" else f"({bare})"
@@ -277,15 +294,19 @@ def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
     >>> same_answer("x+1", "1+x") is None
     True
     """
+    # The order of the rules matters: two numbers are compared as numbers, choices come
+    # before texts, and units and variable names are taken off before shapes are compared.
     ours, theirs = parse_number(found), parse_number(gold)
     if not (ours and theirs) and (options := [_option(text) for text in (found, gold)]) != [None, None]:
         return _same_option(options, (found, gold), tolerance)
     if ours and theirs:
+        # A division by zero or a number of thousands of digits has no value to compare by.
         if theirs.value is None:
             return squeezed(found) == squeezed(gold)
         return ours.equals(theirs, tolerance)
     if squeezed(found) == squeezed(gold):
         return True
+    # The rules below split and match by patterns; no real answer is so long.
     if len(found) > LONGEST or len(gold) > LONGEST:
         return None
     (unit, measured), (gold_unit, gold_measured) = without_unit(found), without_unit(gold)
@@ -293,6 +314,7 @@ def same_answer(found: str, gold: str, tolerance: float = 0.0) -> bool | None:
         return False if unit and gold_unit and unit != gold_unit else same_answer(measured, gold_measured, tolerance)
     named, bare = _variable(found)
     gold_named, gold_bare = _variable(gold)
+    # x = 5 is not y = 5. Names with brackets, f(x) or (x, y), are spelt in too many ways to tell apart.
     if named and gold_named and named != gold_named and "(" not in named + gold_named:
         return False
     if named or gold_named:
@@ -308,6 +330,7 @@ def _option(text: str) -> tuple[str, str] | None:
 
 def _same_option(options: list[tuple[str, str] | None], texts: tuple[str, str], tolerance: float) -> bool | None:
     """Compare choices: by their letters, and by their contents where both have one; a content alone is the choice."""
+    # A bare letter counts as a choice here because the other side is one for certain.
     parts = []
     for option, text in zip(options, texts, strict=True):
         letter = _CHOICE.fullmatch(readable(text))
@@ -359,11 +382,14 @@ def squeezed(text: str) -> str:
     >>> squeezed(r"\left( 1,\, \sqrt{2} \right)"), squeezed(r"\text{Paris}."), squeezed(r"$\dfrac{\pi}2$")
     ('(1,\\sqrt2)', 'Paris', '\\frac\\pi2')
     """
+    # The order of the substitutions matters: relations and
+    # products are spelt out before braces of one sign are dropped.
     bare = _unspaced(readable(text))
     bare = re.sub(r"\\([lgn]e)(?:q|qslant)(?![a-zA-Z])", r"\\\1", bare).replace("<=", "\\le").replace(">=", "\\ge")
     bare = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", bare).replace("$", "")
     bare = re.sub(r"(?<![0-9a-zA-Z)\]}])\+(?=\\infty)", "", bare)
     bare = re.sub(r"(?<![0-9])\*|\*(?![0-9])", "", bare)
+    # \begin{x} needs its braces, and {7} anywhere else is 7.
     bare = re.sub(r"(?<!\\begin)(?<!\\end)\{([0-9a-zA-Z]|\\[a-zA-Z]+)\}", r"\1", bare)
     return re.sub(r"(?<=[_^][0-9]) (?=[0-9])", "", bare).rstrip(".")
 
@@ -386,6 +412,7 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
     """Compare two answers of which at most one is a number."""
     texts = [readable(text) for text in (found, gold)]
     if number is not None:
+        # Exactly one of the two is a number, and the other one is compared with that number.
         other = texts[0] if parse_number(found) is None else texts[1]
         return _against_number(other, number, found, gold, tolerance)
     choices = [_CHOICE.fullmatch(text) for text in texts]
@@ -393,8 +420,12 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
         return choices[0][1].casefold() == choices[1][1].casefold()
     if all(_WORDS.fullmatch(text) for text in texts):
         ours, theirs = (" ".join(text.split()).casefold() for text in texts)
+        # "ab" and "ba" may be products, equal by algebra. Text set as text,
+        # several words, long words and common answers are no products.
         is_prose = _WRITTEN.search(found + gold) or any(" " in t or len(t) > 4 or t in _SAID for t in (ours, theirs))
         return ours == theirs if is_prose else None
+    # Equal ones were equal as texts before; 11_2 and 3_4 are
+    # different spellings, and a question about bases asks for one.
     if all(_BASED.fullmatch(text) for text in texts):
         return False
     lists = [_listed(text) for text in texts]
@@ -431,6 +462,7 @@ def _against_number(other: str, number: Number, found: str, gold: str, tolerance
 def _listed(text: str) -> _Listed | None:
     r"""Return the parts of a list, set, pair, vector or interval; None for anything else."""
     bare = text.replace("\\{", "{").replace("\\}", "}").strip()
+    # Nested lists are compared recursively; the bound keeps a made-up answer of brackets cheap.
     if sum(map(bare.count, _OPENING)) > _MOST_BRACKETS or "\\begin" in bare:
         return None
     brackets = ""
@@ -439,6 +471,7 @@ def _listed(text: str) -> _Listed | None:
     parts = _parts(bare)
     if parts is None or not all(part.strip() for part in parts) or len(parts) > _MOST_PARTS:
         return None
+    # A pair of brackets around one thing is mathematics; {5} is a set with one member.
     if len(parts) == 1 and brackets != "{}":
         return None
     return _Listed(brackets, tuple(part.strip() for part in parts))
@@ -471,11 +504,13 @@ def _same_lists(found: _Listed, gold: _Listed, tolerance: float) -> bool | None:
 
 def _same_sets(found: tuple[str, ...], gold: tuple[str, ...], tolerance: float) -> bool | None:
     """Match each part with one of the other side, in any order."""
+    # Matching in any order takes a quadratic number of comparisons.
     if len(found) > 20:
         return True if sorted(map(squeezed, found)) == sorted(map(squeezed, gold)) else None
     left, is_open = list(gold), False
     for ours in found:
         judged = [same_answer(ours, theirs, tolerance) for theirs in left]
+        # The first match is taken: with tolerance 0 equality is transitive, so another choice could not match more.
         if True in judged:
             left.pop(judged.index(True))
         elif None in judged:

@@ -17,6 +17,8 @@ LARGEST = (2 - 2**-23) * 2.0**127
 class _Shown(reprlib.Repr):
     """Values in a few characters, from which secrets are taken before they are cut."""
 
+    # reprlib cuts the middle out of a long text. A secret that is cut in
+    # two would no longer be recognized, so secrets are replaced first.
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(without_secrets(x), level)
 
@@ -24,6 +26,8 @@ class _Shown(reprlib.Repr):
         try:
             said = without_secrets(repr(x))
         except Exception:
+            # The object is a user's: its repr may raise anything.
+            # reprlib's own fallback shows the class and the address.
             return super().repr_instance(x, level)
         half = max(0, (self.maxother - 3) // 2)
         return said if len(said) <= self.maxother else f"{said[:half]}...{said[len(said) - self.maxother + 3 + half :]}"
@@ -157,6 +161,7 @@ def real(value: object) -> float:
     >>> real(1), real(True)
     (1.0, 1.0)
     """
+    # Arrays without dimensions are told by their shape, since neither NumPy nor torch may be imported here.
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         value = item()  # a number of NumPy's or torch's, a truth value too
     if not isinstance(value, numbers.Real):
@@ -165,6 +170,7 @@ def real(value: object) -> float:
     try:
         number = float(value)
     except OverflowError:
+        # Python's integers have no bound: float(10**400) raises instead of giving infinity.
         number = math.inf
     if not math.isfinite(number):
         raise VerifierError(f"returned {number}, expected a finite number")

@@ -45,6 +45,7 @@ class FaultBudget:
         """
         self._recent.append(None if cause is None else (_kind(cause), cause))
         kinds = Counter(each[0] for each in self._recent if each is not None)
+        # The conversation just observed must be of the most frequent kind: the error names its cause.
         count, recent = max(kinds.values(), default=0), len(self._recent)
         if cause is None or recent < self._fewest or 2 * count <= recent or kinds[_kind(cause)] != count:
             return
@@ -56,6 +57,8 @@ class FaultBudget:
 
 def _kind(cause: str) -> str:
     """Return the type and the place of a cause, without the values in its message."""
+    # `exception_text` writes "KeyError: 'x' (file.py:12 in step)".
+    # Values differ from conversation to conversation, the line does not.
     found = re.fullmatch(r"(\w+).*\((\S+:\d+ in \S+)\)", cause, re.DOTALL)
     return cause if found is None else " ".join(found.groups())
 
@@ -91,6 +94,8 @@ class ErrorBudget:
         )
         self._recent.append(failure)
         failures = [f for f in self._recent if f is not None]
+        # Compared with a full window from the first sample on: a run stops only
+        # when the bound is exceeded whatever the rest of the window will hold.
         if failure is None or len(failures) <= self._max_fraction * self._window:
             return
         listed = "\n  ".join(str(f) for f in failures[: -SHOWN - 1 : -1])

@@ -116,6 +116,7 @@ class Boxed(Verifier):
         found = last_boxed(sample.completion)
         if found is None:
             return 0.0
+        # None means that only algebra could tell, which this verifier counts as different.
         return float(same_answer(found, gold, self.tolerance) is True)
 
     def stated(self, sample: Sample) -> str:
@@ -229,6 +230,7 @@ class LengthPenalty:
         if budget is None:
             raise VerifierError("the sample has no max_completion_length; set max_length")
         excess = (sample.completion_tokens - (budget - self.buffer)) / self.buffer
+        # The added zero turns -0.0, which every short answer would get, into 0.0.
         return -self.factor * min(max(excess, 0.0), 1.0) + 0.0
 
 
@@ -254,6 +256,8 @@ def _gold_number(text: str, column: str) -> Number:
     """
     marked = final_answer(text)
     number = parse_number(text if marked is None else marked)
+    # A worked solution without a mark ends in its answer. A text that ends in several numbers ("3 and
+    # 5") has no single one to compare with, and a wrong gold number would be worse than an error.
     if number is None and marked is None and _SOLUTION.search(text) and not _SEVERAL.search(text):
         number = choose_number(text, "last")
     if number is None or number.value is None:

@@ -35,6 +35,7 @@ Function = Callable[..., Any]
 
 # The parameter that only this style has.
 _MARKS: dict[str, Style] = {"completion": "ours", "completions": "trl", "solution_str": "verl"}
+# Parameters that can be passed by keyword; all three signatures are called that way.
 _ASKABLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _KNOWN = (*_MARKS, "prompt", "prompts", "data_source", "ground_truth", "extra_info")
 
@@ -80,6 +81,7 @@ class Signature:
         Raises:
             VerifierError: For what is no list of that length.
         """
+        # Arrays of NumPy and torch are accepted without importing either: a grading process loads no torch.
         is_array = len(getattr(result, "shape", ())) == 1 and hasattr(result, "tolist")
         found = result.tolist() if is_array else result
         if not isinstance(found, list | tuple):
@@ -173,6 +175,7 @@ def _trl(samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
     spoken = [spoken_by(sample, messages) for sample in samples]
     names = dict.fromkeys(name for sample in samples for name in _named(sample.columns))
     columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    # TRL passes these to every function of its list form; a function that names them must still be callable.
     stand_ins = {"trainer_state": _Unknown(), "log_extra": _ignore, "log_metric": _ignore}
     return {**columns, **stand_ins, "prompts": [a for a, _ in spoken], "completions": [c for _, c in spoken]}
 
@@ -180,6 +183,8 @@ def _trl(samples: Sequence[Sample], messages: bool) -> dict[str, Any]:
 def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
     nested = sample.columns.get("reward_model")
     nested_truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    # verl's own datasets keep the truth under reward_model; the other
+    # two columns serve rows that were written for gnomon or for TRL.
     truths = (nested_truth, sample.columns.get("ground_truth"), sample.columns.get("answer"))
     offered = {
         **_named(sample.columns),
@@ -187,6 +192,7 @@ def _verl(sample: Sample, messages: bool) -> dict[str, Any]:
         "solution_str": sample.completion,
         "extra_info": sample.columns.get("extra_info") or {},
     }
+    # Without a truth the key is left out rather than None, so that the message names ground_truth as a missing column.
     truth = next((t for t in truths if t is not None), None)
     return offered if truth is None else {**offered, "ground_truth": truth}
 
@@ -208,6 +214,7 @@ def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
 class _Unknown:
     """What stands for TRL's trainer_state: a reward that reads the step from it would be silently wrong."""
 
+    # Reading an attribute is the fault, not taking the parameter: many functions accept trainer_state and never use it.
     def __getattr__(self, name: str) -> Any:
         raise VerifierError(f"reads trainer_state.{name}, and a reward is told no step here: make it depend on none")
 
@@ -293,10 +300,13 @@ class UserFunction(Verifier):
 
     def _call_function(self, samples: Sequence[Sample]) -> Any:
         function, how = find(self.function)
+        # TRL gives the list form messages exactly when the dataset holds messages.
         is_chat = how.style == "trl" and all(sample.messages for sample in samples)
         # What a function changes in its columns is not what the next reward, or a vote, should see.
         samples = [replace(sample, columns=copy.deepcopy(dict(sample.columns))) for sample in samples]
         result = function(**how.arguments(samples, is_chat if self.messages == "auto" else self.messages))
+        # Runner.run takes a coroutine only, and an awaitable may be a
+        # future or an object of the user's: `_await` makes one of any.
         return _runner().run(_await(result)) if inspect.isawaitable(result) else result
 
 
@@ -325,6 +335,7 @@ def find_member(named: str, role: str = "reward", kind: str = "function") -> Any
     source, _, name = named.rpartition(":")
     module = _from_file(source, f"{role} '{named}'") if source.endswith(".py") else _from_module(source, role, named)
     members = vars(module)
+    # Read by vars() and not by getattr(): a module's own __getattr__ could answer to any misspelt name.
     if name not in members:
         here = [k for k, v in members.items() if callable(v) and not k.startswith("_")]
         raise RewardError(f"{role} '{named}': {unknown(kind, name, here)}")
@@ -357,8 +368,10 @@ def _from_module(source: str, role: str, named: str) -> ModuleType:
     try:
         return import_as_module(source)
     except ModuleNotFoundError as error:
+        # The module itself was found, and something that it imports is missing: another fault with another fix.
         if error.name is None or not f"{source}.".startswith(f"{error.name}."):
             raise RewardError(f"{role} '{named}': importing {source} raised {exception_text(error)}") from error
+        # For "a.b.c" the missing part may be "a.b"; near names are looked up in the folder of its parent.
         missing = error.name
         parent = missing.rpartition(".")[0]
         folders = vars(sys.modules[parent]).get("__path__", []) if parent in sys.modules else [os.getcwd()]

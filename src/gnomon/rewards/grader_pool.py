@@ -105,6 +105,7 @@ class GradingPool:
             for _ in range(self._limits.workers):
                 self._idle.put_nowait(await self._spawn())
         except BaseException:
+            # Kill before close: a worker that hangs in an import would otherwise be waited for.
             self._worker_pool.fork_server.kill()
             await self.close()
             raise
@@ -115,7 +116,9 @@ class GradingPool:
             return
         self._is_closed = True
         self._fault = GradingError("the grading pool is closed")
+        # Replacements that are under way end first, or a worker that is being forked would outlive the pool.
         await asyncio.gather(*self._replacements, return_exceptions=True)
+        # None wakes whoever waits for a worker; `_take` puts it back for the next one.
         self._idle.put_nowait(None)
         await self._worker_pool.close()
         for _, score, threads in self._models:
@@ -156,6 +159,8 @@ class GradingPool:
             grades = await self._graded({"samples": [from_sample(sample) for sample in samples]}, len(samples))
             if grades:
                 return grades
+            # The workers answered that no reward sees all samples. Nothing was
+            # imported here to find that out, and nothing changes it later.
             self._is_joint = False
         alone = await asyncio.gather(*(self._graded({"sample": from_sample(sample)}, 1) for sample in samples))
         return [grade for (grade,) in alone]
@@ -192,6 +197,8 @@ class GradingPool:
             said = await self._try(request, count)
             if isinstance(said, list):
                 return [Grade(verdict.reward, verdict.parts, verdict.error, verdict.answer) for verdict in said]
+            # Deaths by the sample's own doing and deaths from outside have separate limits: a machine that
+            # kills workers, when memory is short, must not turn good samples into errors at the second kill.
             own, foreign = own + (not said.is_foreign), foreign + said.is_foreign
             if own == _TRIES or foreign == _FOREIGN_TRIES:
                 often = f", {foreign} times" if said.is_foreign else ""
@@ -200,6 +207,8 @@ class GradingPool:
     async def _try(self, request: dict[str, Any], count: int) -> list[Verdict] | ExitReason:
         """Return ``count`` verdicts, or how the worker died."""
         worker = await self._take()
+        # Until the reply is here the worker may still be at work on this sample. A
+        # cancelled request therefore replaces its worker instead of giving it back.
         is_sound = False
         try:
             said = await worker.ask(request, self._limits.deadline_seconds * count)
@@ -208,10 +217,13 @@ class GradingPool:
                 return [self._late] * count
             return [to_verdict(fields) for fields in said.get("verdicts", [said])]
         except (TypeError, RecursionError) as error:
+            # Raised while the request is encoded, before a byte is sent: the worker is untouched.
             is_sound = True
             return [Verdict(None, error=f"the sample cannot be sent to a grading process: {error}")] * count
         except (DeadlineExceeded, OSError, EOFError, ValueError) as error:
             is_sound = True  # its succession is waited for here, to learn how it died
+            # Shielded, since a cancelled request must not cancel the
+            # replacement: the pool would lose a worker for good.
             death = await asyncio.shield(self._replace_worker(worker))
             return [self._late] * count if isinstance(error, DeadlineExceeded) and not death.is_foreign else death
         finally:
@@ -226,6 +238,7 @@ class GradingPool:
             if worker is None or self._fault is not None:
                 self._idle.put_nowait(None)
                 raise GradingError(str(self._fault)) from self._fault
+            # A worker can die while it is idle; its end of file is seen here, before a sample is given to it.
             if not worker.reader.at_eof():
                 return worker
             self._replace_worker(worker)
@@ -259,6 +272,8 @@ class GradingPool:
             GradingError: If three in a row die before their first word. Those that end with the process that started
                 them, which a sample may kill, are not counted until it was started `_FOREIGN_TRIES` times.
         """
+        # A death counts against the rewards only if the fork server did not
+        # restart meanwhile: else the server's end took the worker along.
         births, fork_server = 0, self._worker_pool.fork_server
         last = fork_server.starts + _FOREIGN_TRIES
         while births < _SPAWN_ATTEMPTS:

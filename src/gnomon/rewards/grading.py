@@ -89,6 +89,7 @@ class WeightedReward:
         found = answer_in(sample.completion, self.within)
         if found is None:
             return None
+        # These verifiers look for a box, and the extracted text has lost its own.
         is_bare = self.within in ("answer_line", "last_box") and isinstance(self.verifier, Boxed | Mathematics)
         return replace(sample, completion=f"\\boxed{{{found}}}" if is_bare and last_boxed(found) is None else found)
 
@@ -129,6 +130,7 @@ class Grading:
     def __post_init__(self) -> None:
         if not self.rewards:
             raise ConfigError("a grading needs at least one reward")
+        # Parts are keys of one table in metrics and records: two of one name would overwrite each other silently.
         names = [r.part for r in self.rewards] + list(self.measured)
         twice = sorted({n for n in names if names.count(n) > 1 or n == OVERLONG})
         if twice:
@@ -197,6 +199,7 @@ class Grading:
         """Judge all answers to a question. Never raises for bad ones."""
         parts: list[dict[str, float]] = [{} for _ in samples]
         errors: list[str | None] = [None for _ in samples]
+        # Reward by reward and not sample by sample: a joint reward is called once for all samples.
         for reward in self.rewards:
             for number, found in enumerate(_scores(reward, samples)):
                 if isinstance(found, str):
@@ -223,6 +226,7 @@ class Grading:
 
     def _sum(self, sample: Sample, parts: dict[str, float]) -> Verdict:
         total = sum(r.weight * parts[r.part] for r in self.rewards if r.part in parts)
+        # Agreement, tokens and cost of a judge are recorded beside the parts and enter no sum.
         parts |= {name: float(sample.scores[name]) for name in self.measured if name in sample.scores}
         if self.overlong is not None:
             try:
@@ -230,6 +234,7 @@ class Grading:
             except VerifierError as error:
                 return Verdict(None, error=f"{OVERLONG}: {error}")
             total += parts[OVERLONG]
+        # Written so that NaN, which is in no order with anything, is refused as well.
         if not abs(total) <= LARGEST:
             return Verdict(None, error=f"the weighted sum of {parts} is {total}, beyond the {LARGEST:.3g} of float32")
         return Verdict(total, parts, answer=_answer(self.rewards[0], sample))
@@ -248,12 +253,14 @@ def _scores(reward: WeightedReward, samples: Sequence[Sample]) -> list[float | s
         said = "must_end" if reward.must_end else f"extract = '{reward.within}'"
         why = f"{said} is for rewards that see one answer, and this one compares all to a question"
         return [f"{reward.part}: {why}"] * len(samples)
+    # One call draws for the whole group, so the first sample's seed is that of the call.
     seed_all(samples[0].seed, "reward")
     try:
         found = verifier.together(samples)
     except VerifierError as error:
         return [shorten(f"{reward.part}: {error}")] * len(samples)
     except (Exception, SystemExit) as error:
+        # SystemExit too: a reward that calls sys.exit() makes this sample an error, as any other exception does.
         return [f"{reward.part}: {exception_text(error)}"] * len(samples)
     return [None if one is None else _score(reward.part, partial(_given, one)) for one in found]
 
@@ -287,6 +294,7 @@ def _answer(reward: WeightedReward, sample: Sample) -> str | None:
         return None
     if found is None or len(found) <= LONGEST_ANSWER:
         return found
+    # Two long answers with a common beginning stay two answers in a vote.
     mark = hashlib.blake2b(found.encode(errors="backslashreplace"), digest_size=8).hexdigest()
     return f"{found[:LONGEST_ANSWER]}... ({mark})"
 

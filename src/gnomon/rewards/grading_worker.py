@@ -13,6 +13,7 @@ from gnomon.rewards.grading import Grading, from_json
 
 def grading_program(grading: Grading) -> WorkerProgram:
     """Return the program whose workers grade with these rewards."""
+    # What the message of a failed import lists: a user's function is known by its path, another reward by its part.
     names = (str(getattr(reward.verifier, "function", reward.part)) for reward in grading.rewards)
     return WorkerProgram(__name__, grading, "the rewards", ", ".join(names))
 
@@ -30,7 +31,9 @@ class GradingHandler:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the verdict on a sample, or those on all answers to a question; none where no reward sees them all."""
+        # A trial before the run asks for one reward alone, so that one worker can try all of them in turn.
         grading = self.grading.only(**request["trial"]) if "trial" in request else self.grading
+        # One sample is graded without asking whether a reward is joint, which would import the user's module.
         if "samples" not in request:
             return from_verdict(_judge(grading, request))
         samples = [to_sample(fields) for fields in request["samples"]]

@@ -15,6 +15,7 @@ from gnomon.rewards.base import Sample, Verifier, VerifierError, column
 LANGUAGE = "language:response_language"
 """The one instruction that no rule tells: which language a text is in takes a trained classifier."""
 
+# Points that end no sentence: after a title or an initial, and within a number.
 _ABBREVIATIONS = re.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Inc|Ltd|Co|vs|etc|e\.g|i\.e|No|Fig|[A-Z])\.(?=\s)|(?<=\d)\.(?=\d)"
 )
@@ -60,6 +61,8 @@ def _letters(text: str, given: Given) -> bool:
 
 def _paragraphs(text: str, given: Given) -> bool:
     """Paragraphs are divided by ***; only the first and the last piece may be empty."""
+    # Counts and patterns in these functions are those of the data set's own checkers, oddities
+    # included: another count would grade answers otherwise than the published numbers do.
     parts = re.split(r"\s?\*\*\*\s?", text)
     inner = parts[1:-1]
     count = sum(bool(part.strip()) for part in parts)
@@ -79,6 +82,7 @@ def _first_word(text: str, given: Given) -> bool:
 
 def _postscript(text: str, given: Given) -> bool:
     marker = str(given["postscript_marker"])
+    # The two common markers may be written with spaces; any other must stand there as asked for.
     forms = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
     pattern = forms.get(marker, rf"\s*{re.escape(marker.lower())}.*$")
     return re.search(pattern, text.lower(), re.MULTILINE) is not None
@@ -91,6 +95,7 @@ def _bullets(text: str, given: Given) -> bool:
 
 
 def _highlights(text: str, given: Given) -> bool:
+    # **word** also matches as an empty pair of single stars on each side, which the strip leaves out.
     single = [h for h in re.findall(r"\*[^\n\*]*\*", text) if h.strip("*").strip()]
     double = [h for h in re.findall(r"\*\*[^\n\*]*\*\*", text) if h.removeprefix("**").removesuffix("**").strip()]
     return len(single) + len(double) >= int(given["num_highlights"])
@@ -203,6 +208,8 @@ class Instructions(Verifier):
         """Check each instruction."""
         asked = self._asked(sample)
         forms = [form for form in self._forms(sample.completion) if form.strip()]
+        # Loose accuracy takes each instruction in whichever form follows
+        # it. Blank forms are left out: an empty text follows "no comma".
         followed = [any(_is_followed(name, form, given) for form in forms) for name, given in asked]
         return float(all(followed)) if self.credit == "all" else sum(followed) / len(followed)
 

@@ -133,6 +133,7 @@ class RubricJudge(Verifier):
     def schema(self, answers: int) -> dict[str, Any]:
         """Return the JSON schema of a reply about that many answers."""
         rows: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": BEST}
+        # Built from the inside out: a list of grades, and around it, for a group, a list with one row for each answer.
         for count in (len(self.criteria), *([answers] if self.over == "group" else [])):
             rows = {"type": "array", "items": rows, "minItems": count, "maxItems": count}
         return {"type": "object", "properties": {"grades": rows}, "required": ["grades"], "additionalProperties": False}
@@ -162,6 +163,7 @@ class RubricJudge(Verifier):
         text = json.dumps(seen)
         for sign in "<>[]|`":
             text = text.replace(sign, f"\\u{ord(sign):04x}")
+        # An answer cannot contain the digest of a text that contains the answer, so it cannot forge the closing line.
         mark = f"===== {hashlib.sha256(text.encode()).hexdigest()[:24]} ====="
         rules = (
             f"You grade {what} by criteria. The user's message is one JSON object between two lines "
@@ -186,6 +188,7 @@ class RubricJudge(Verifier):
         >>> [judge.order(4, vote) for vote in range(4)]
         [[0, 1, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1], [1, 0, 3, 2]]
         """
+        # Votes 2k and 2k + 1 are a pair with one rotation; rotations are spread evenly over the answers.
         first = vote // 2 * count // (self.votes // 2)
         turned = [*range(first, count), *range(first)]
         return turned[::-1] if vote % 2 else turned

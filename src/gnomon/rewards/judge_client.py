@@ -25,6 +25,7 @@ from gnomon.rewards.base import Sample, VerifierError
 from gnomon.rewards.grader_pool import Scorer
 from gnomon.rewards.judge import BEST, RubricJudge
 
+# Client errors that pass: timeout, conflict, too early, too many requests. Any other 4xx stays what it is.
 _AGAIN = (408, 409, 425, 429)
 _LONGEST_REPLY, _PART = 1 << 22, 1 << 16
 _PER_MILLION = 1e-6
@@ -69,6 +70,8 @@ class JudgeCache:
         self._gates: dict[str, threading.Lock] = {}
         if path is None or not path.is_file():
             return
+        # A process that was killed while it wrote leaves a last line
+        # without its end; the next line would be glued to it.
         whole, newline, cut = path.read_bytes().rpartition(b"\n")
         if cut:
             os.truncate(path, len(whole) + len(newline))
@@ -85,10 +88,13 @@ class JudgeCache:
         """Return what was said to a request; where it was never made, or what was kept is not sound, ``ask`` makes it,
         and its reply is kept first.
         """
+        # One lock for each request: two samples with the same text
+        # wait for one reply, and other requests do not wait at all.
         with self._lock:
             gate = self._gates.setdefault(request, threading.Lock())
         with gate:
             if request not in self._known or not is_sound(self._known[request]):
+                # Written before it is used: a run that is killed afterwards reads the same grades when it goes on.
                 reply = {"request": request, **ask()}
                 with self._lock:
                     self._write(reply)
@@ -139,12 +145,14 @@ class JudgeClient(Scorer):
         """Return each answer's score, agreement, tokens and cost by the end of their names, or why it has none."""
         if self._settings.over == "group":
             return self._compared(samples)
+        # All votes are submitted before the first is waited for, so `concurrency` requests are on their way at once.
         asked = [[self._threads.submit(self._said, [s], n) for n in range(self._settings.votes)] for s in samples]
         return [self._counted(partial(_results, votes)) for votes in asked]
 
     def _compared(self, samples: Sequence[Sample]) -> list[Mapping[str, float] | str]:
         """Return what all answers to a question get, each text once; a share of the tokens each."""
         plan, texts = self._settings, [json.dumps(self._settings.spoken(sample)) for sample in samples]
+        # Equal answers are shown once: a judge that compares would otherwise give twins different grades.
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         different = [samples[texts.index(text)] for text in places]
         orders = [plan.order(len(different), vote) for vote in range(plan.votes)]
@@ -152,6 +160,8 @@ class JudgeClient(Scorer):
 
         def of(place: int) -> list[dict[str, Any]]:
             said = list(zip(_results(asked), orders, strict=True))
+            # The tokens of one request are divided among the answers, so
+            # that sums over a group count each request once.
             shares = [one["tokens"] and [tokens / len(samples) for tokens in one["tokens"]] for one, _ in said]
             rows = [one["grades"][order.index(place)] for one, order in said]
             return [{"grades": row, "tokens": share} for row, share in zip(rows, shares, strict=True)]
@@ -196,6 +206,8 @@ class JudgeClient(Scorer):
             "temperature": plan.temperature,
             "max_tokens": plan.max_tokens,
         }
+        # What the reply depends on, and nothing else: the number of the vote keeps
+        # equal requests apart, and the policy answers otherwise after each step.
         said = [plan.url, body, vote] + ([self._policy.version] if plan.is_policy else [])
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
         many = len(samples) if plan.over == "group" else None
@@ -221,6 +233,8 @@ class JudgeClient(Scorer):
             return {**grades, "version": reply["version"]}
         told = 0.0
         for attempt in range(plan.attempts):
+            # The pause doubles with each attempt, and the endpoint's Retry-After is
+            # honored where that is longer. A closed client ends the wait at once.
             if self._closed.wait(max(told, plan.pause_seconds * 2 ** (attempt - 1)) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")
             try:
@@ -240,11 +254,14 @@ class JudgeClient(Scorer):
         until = time.monotonic() + seconds
         try:
             with self._opener.open(request, timeout=seconds) as reply:
+                # The socket's timeout bounds each read, not the whole reply:
+                # an endpoint that sends a byte a second would never end.
                 while len(said) < _LONGEST_REPLY and (part := reply.read1(_PART)):
                     said += part
                     if time.monotonic() > until:
                         raise TimeoutError(f"no whole reply in {seconds:g} s")
         except urllib.error.HTTPError as error:
+            # The error is the open response: without `with` its socket would stay open.
             with error:
                 # A key that the text repeats is found whole before the text is cut.
                 text = self._without_key(error.read(_PART).decode(errors="replace"))[:300]

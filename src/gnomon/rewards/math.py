@@ -21,6 +21,8 @@ from gnomon.rewards.numbers import choose_number, find_numbers, parse_number
 
 _MARKED = re.compile(r"(?<![\\$])\$[^$]+(?<!\\)\$|\\\(.+\\\)|\\\[.+\\\]", re.DOTALL)
 _WHOLE = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\().)+\\\)|\\\[(?:(?!\\\[).)+\\\])\.?\s*", re.DOTALL)
+# Exponents of six digits, powers of powers, factorials of factorials and digit strings of thousands:
+# sympy would evaluate these exactly, and no time limit interrupts one big-integer operation.
 _HUGE = re.compile(
     r"(?:\^|\*\*)\s?\{?\s?[0-9]{6}|(?:(?:\^|\*\*)[\s{(]{0,4}[0-9]+[\s})]{0,4}){2}|[0-9]{6}\s?!|[0-9]\s?!\s?!|"
     r"[0-9][eE][-+]?[0-9]{4}|[0-9]{2000}"
@@ -65,8 +67,11 @@ class Mathematics(Verifier):
         found = last_boxed(sample.completion)
         if gold is not None and found is not None:
             same = same_answer(found, gold)
+            # Equality of two texts is not final yet unless the answer is a number: math-verify must first show
+            # that it can read the answer, or a dataset's broken answer would earn a reward for being copied.
             if same is not None and (parse_number(gold) is not None or not same):
                 return float(same)
+        # Only the part that sympy would evaluate is looked at: a huge number in the reasoning does no harm.
         if _HUGE.search(text) or _HUGE.search(sample.completion if found is None else found):
             return float(gold is not None and found is not None and squeezed(found) == squeezed(gold))
         read = _parsed_answer(_asked(gold, text))
@@ -110,6 +115,8 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
     found = _parsed(_asked(boxed, completion))
     if not found:
         return 0.0
+    # Without a box math-verify chose where the answer stands, and it may have cut a number out of a larger
+    # expression. The last element is the text that it read; that text is compared by this package's own rules.
     if boxed is None and said is not None and parse_number(said) is not None and isinstance(found[-1], str):
         same = same_answer(found[-1], said)
         if same is not None:
@@ -118,6 +125,7 @@ def _verified(gold: tuple[Any, ...], said: str | None, boxed: str | None, comple
                 # The 5 of minus 5, of 5 million.
                 return float(last is not None and same_answer(last.text, said) is True)
             return float(same and (last is not None or not found[-1].strip(" .").isdigit()))
+    # The order of the arguments matters: math-verify is not symmetric, and the gold answer comes first.
     return float(verify(list(gold), list(found), allow_set_relation_comp=True, timeout_seconds=None))
 
 
@@ -160,6 +168,8 @@ def _read(text: str) -> tuple[Any, ...]:
     def exactly(found: Any) -> Any:
         if not isinstance(found, Basic | MatrixBase):
             return found
+        # "x < 1 or x > 3" is parsed as a set of two inequalities.
+        # Their union is what the gold answer's interval notation says.
         if " or " in text and isinstance(found, FiniteSet) and all(isinstance(each, Relational) for each in found):
             try:
                 return Union(*(each.as_set() for each in found))

@@ -30,6 +30,7 @@ _CHARACTERS |= {ord(sign): f"\\frac{{{part[0]}}}{{{part[-1]}}}" for sign, part i
 
 _PLAIN_TEXT = re.compile(r"[^\\~{'\x80-\U0010ffff]*")
 _SEPARATOR = r"(?:\{,\}|['\u2019]|,\\!|\\,|\\!|\\ |\\;|\\:|~|,\\,|[\u00a0\u2007\u2009\u202f])"
+# The lookbehinds keep decimals out: the 234 567 of 0.234 567 is no group of thousands.
 _THOUSANDS = re.compile(rf"(?<![0-9.,\\])(?<![0-9]\\[,!])[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])")
 _GROUPS = re.compile(_SEPARATOR)
 _WRAPPERS = re.compile(
@@ -83,9 +84,12 @@ def tidy(text: str) -> str:
     >>> tidy("\\$32,\\!348"), tidy("90^{\\circ}"), tidy("\\text{(C)}"), tidy("1\u00bd")
     ('$32,348', '90°', ' (C) ', '1\\frac{1}{2}')
     """
+    # Most answers are plain words and digits: one match spares them all of these passes.
     if not _PLAIN_TEXT.fullmatch(text):
+        # Thousands marks come first, while they can still be told from spaces and TeX's spacing commands.
         text = _THOUSANDS.sub(lambda match: _GROUPS.sub(",", match[0]), text)
         text = text.translate(_CHARACTERS)
+        # Twice, for a wrapper within a wrapper. The spaces keep the words inside apart from their neighbors.
         text = _WRAPPERS.sub(r" \1 ", _WRAPPERS.sub(r" \1 ", text))
         text = _NOTHING.sub("", text)
         text = _SCALE.sub("\u00b0\\1", _DEGREE.sub("\u00b0", text))
@@ -107,6 +111,7 @@ def plain(text: str) -> str:
     >>> plain(r"-\frac{3}{4}"), plain(r"\frac{-3}4"), plain(r"3.2 \times 10^{5}"), plain(r"2\frac12")
     ('-3/4', '-3/4', '3.2e5', '2 1/2')
     """
+    # "3 million" becomes 3e6 before powers of ten are read, so both end up in one spelling.
     text = _SCALED.sub(lambda match: match[1] + _SCALES[match[2]], tidy(text))
     if "10" in text:
         text = _SCIENTIFIC.sub(lambda m: f"e{m['braced'] or m['bare']}", text)
@@ -124,6 +129,7 @@ def _sign(match: "re.Match[str]") -> str:
 def _repeating(match: "re.Match[str]") -> str:
     r"""Write a repeating decimal as the fraction that it is: 0.\overline{3} is 3/9."""
     whole, once, again = match[1] or "0", match[2], match[3]
+    # 0.1\overline{6}: (16 - 1) / 90. Subtracting the part that does not repeat leaves as many nines as digits that do.
     top = int(whole + once + again) - int(whole + once)
     return f"\\frac{{{top}}}{{{'9' * len(again)}{'0' * len(once)}}}"
 
@@ -159,16 +165,19 @@ def unit_of(rest: str, is_known: bool = False) -> str | None:
     >>> unit_of(" inches^2"), unit_of("square inches"), unit_of(" km/h"), unit_of(" apples"), unit_of(" or 7")
     ('in^2', 'in^2', 'kph', 'apple', None)
     """
+    # No unit is so long, and the patterns below backtrack.
     if len(rest) > 60:
         return None
     if rest.strip()[:1] == "(" and rest.strip()[-1:] == ")":
         rest, is_known = f" {rest.strip()[1:-1].strip()}", True
     names = [_single(part, is_glued=not rest[:1].isspace()) for part in _RATE.split(rest.strip().rstrip("."))]
+    # The power is cut off for the look-up: in^2 is known by in.
     if is_known and not all(name and name.partition("^")[0] in _SPELLINGS for name in names):
         return None
     if None in names or len(names) > 2:
         return None
     joined = "/".join(filter(None, names))
+    # Two units have a name of their own for the quotient.
     return {"mi/h": "mph", "km/h": "kph"}.get(joined, joined)
 
 
@@ -265,11 +274,13 @@ class Number:
         """
         if self.value is None or gold.value is None:
             return False
+        # A bare degree sign agrees with degrees Celsius and Fahrenheit, which do not agree with each other.
         units = {self.unit, gold.unit} - {None}
         if len(units) == 2 and not units <= {"\u00b0", "\u00b0c"} and not units <= {"\u00b0", "\u00b0f"}:
             return False
         if self.value == gold.value:
             return True
+        # All in rationals: in floats 0.1 + 0.2 would differ from 0.3.
         near = exact(tolerance)
         if abs(self.value - gold.value) <= near:
             return True
@@ -300,6 +311,7 @@ def choose_number(text: str, which: Which) -> Number | None:
     """
     text = plain(text)
     found = list(_spans(text))
+    # In "12 m^2" the last number is the 2 of the unit.
     if which == "last" and len(found) > 1 and _is_power_of_unit(text, found[-2].end, found[-1].end):
         found.pop()
     if not found or (which == "only" and len(found) > 1):
@@ -309,6 +321,7 @@ def choose_number(text: str, which: Which) -> Number | None:
         return None
     unit = _unit_next_to(text, chosen.start, chosen.end)
     if which == "last" and len(found) > 1:
+        # Two lengths in a row with different units, feet and inches, make one quantity that neither number gives.
         between = unit_of(text[found[-2].end : chosen.start].removesuffix("and ").rstrip(" ,"), is_known=True)
         own = "in" if between == "ft" and text.startswith(" in", chosen.end) else unit
         if between and own not in (None, between):
@@ -324,14 +337,18 @@ def parse_number(text: str) -> Number | None:
     >>> parse_number("2 or 3") is None
     True
     """
+    # The second length is asked only if the first is too large: stripping copies the text.
     if len(text) > 10 * LONGEST and len(text.strip()) > 10 * LONGEST:
         return None
+    # The most frequent form of an answer needs none of the steps below.
     simple = _SIMPLE.fullmatch(text)
     if simple is not None:
         return Number(simple[1], Fraction(simple[1]))
     bare = unwrapped(plain(text))
     money = bare[:1] if bare[:1] and bare[0] in CURRENCIES else None
     bare = bare.lstrip(CURRENCIES).lstrip(" ")
+    # -(5) and (5) are numbers. Of brackets around more, such as (1,
+    # 2), a rest remains behind the first number that is no unit.
     sign = bare[:1] if bare[:2] in ("-(", "+(") and bare[2:3].isdigit() else ""
     if bare.startswith(f"{sign}(") and bare.endswith(")"):
         bare = sign + bare[len(sign) + 1 : -1].strip()
@@ -382,6 +399,7 @@ def _spans(text: str) -> Iterator[_Span]:
     before: re.Match[str] | None = None
     for match in _NUMBER.finditer(text):
         if before is not None:
+            # A number is held back until the next one is seen, since 2 1/2 is one number and not two.
             if _is_mixed(text, before, match):
                 yield _Span(match, before)
                 before = None
@@ -393,12 +411,14 @@ def _spans(text: str) -> Iterator[_Span]:
 
 
 def _is_mixed(text: str, whole: "re.Match[str]", part: "re.Match[str]") -> bool:
+    # Up to four spaces may lie between the whole and its fraction, and nothing else.
     gap = part.start() - whole.end()
     if not (0 < gap <= 4) or text[whole.end() : part.start()].strip(" ") or part["sign"]:
         return False
     below = _BELOW_ONE.fullmatch(part[0])
     if below is None or _WHOLE_PART.fullmatch(whole[0]) is None or len(whole[0]) > LONGEST:
         return False
+    # Only a proper fraction goes with a whole: in "2 3/2" there are two numbers.
     return 0 < int(below[1]) < int(below[2])
 
 
@@ -415,6 +435,7 @@ def _number(match: "re.Match[str]") -> Number:
     top = sign + match["top"].replace(",", "")
     bottom = (match["bottom"] or "").replace(",", "")
     text = f"{top}/{bottom}" if bottom else top
+    # Fraction("1e999999999") would fill the memory before anything compares it.
     if len(text) > LONGEST or _exponent(top) > LARGEST_EXPONENT:
         return Number(text, None)
     below = Fraction(bottom) if bottom else Fraction(1)
@@ -431,6 +452,7 @@ def _is_part(text: str, start: int, end: int) -> bool:
     before, behind = text[max(0, start - _CONTEXT) : start], text[end : end + _CONTEXT]
     if before[-1:] in ("-", "+") and text[start] in "-+":
         return True
+    # A unit behind a number looks like a factor (3m) and is none.
     if _unit_behind(behind) is None and _PART_BEHIND.match(behind) is not None:
         return True
     if _THOUSAND.search(before) is not None and re.fullmatch("[0-9]{3}", text[start:end]) is not None:
@@ -476,6 +498,7 @@ def _is_delimiter(text: str, start: int, end: int) -> bool:
 
 def unwrapped(text: str) -> str:
     r"""Return a plain ``text`` without what may stand around a whole answer: dollars, braces, stars, a final point."""
+    # Each pass takes off one layer, **$5$** has two; the bound ends texts that are made of nothing but layers.
     for _ in range(_LAYERS):
         bare = text.strip().removesuffix("\\\\").rstrip(".,;: ").removeprefix("=").strip()
         for opening, closing in _DELIMITERS:
@@ -493,6 +516,7 @@ def unwrapped(text: str) -> str:
 
 def is_one_group(text: str) -> bool:
     """Whether the text's first character is a brace that its last one closes."""
+    # "{1} + {2}" begins and ends with braces that are not a pair: hence the count in `closes_at_end`.
     is_between = text.startswith("{") and text.endswith("}") and not text.endswith("\\}")
     return is_between and closes_at_end(text, "{", "}")
 

@@ -46,6 +46,7 @@ class Reasoning(Verifier):
     def __call__(self, sample: Sample) -> float:
         """Score the answer."""
         entry = column(sample, "entry")
+        # The settings travel as JSON text, since a dict cannot be the key of a cache.
         score = _scorer(_generator(sample, entry), json.dumps(sample.columns.get("parameters") or {}))
         answer = extract(sample.completion, self.extract)
         if answer is None:
@@ -53,6 +54,7 @@ class Reasoning(Verifier):
         try:
             return score(answer, entry)  # type: ignore[return-value] # checked where all rewards are
         except Exception as error:
+            # Scorers of reasoning-gym parse the answer by split, int and sympy, which raise whatever they raise.
             _blame(score, entry, error)
             return 0.0
 
@@ -70,6 +72,7 @@ def _plain(text: str) -> str:
 
 def _blame(score: Score, entry: Mapping[str, Any], error: Exception) -> None:
     """Raise a VerifierError unless the scorer can read the stored answer."""
+    # Out of memory says nothing about the answer.
     if isinstance(error, MemoryError):
         raise error
     stored = entry.get("answer")

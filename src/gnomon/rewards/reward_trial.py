@@ -15,6 +15,7 @@ from gnomon.rewards.grading import NOTHING, Grading, WeightedReward
 from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdict
 
 EMPTY, PLAIN = "", "I do not know."
+# Each answer that hangs costs a whole deadline; after two, the rest counts as late without being asked.
 _MOST_HUNG = 2
 _TRIES = 3
 """Workers that are asked one question, where what ends them is not the reward."""
@@ -110,6 +111,8 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
             f"{named} returned None for each of the {len(found.tried)} answers that were tried, and it is the only "
             "reward: nothing would be trained; return a number where it applies"
         )
+    # A reward that was written for TRL reads completion[0]["content"] or text, depending
+    # on its dataset. Given the other form it may judge all answers alike without raising.
     if found.alone and function.messages == "auto":
         given, other = ("messages", "text") if is_chat else ("text", "messages")
         if found.rewards and not found.discriminates and bench.tried(number, messages=not is_chat).discriminates:
@@ -120,11 +123,14 @@ def _notes(bench: "_Bench", number: int, reward: WeightedReward, is_only: bool) 
             )
         if is_chat:
             yield f"{named} is given messages, as TRL gives them, because the dataset's prompts are messages"
+    # A format reward rightly gives 0 to a bare answer, so this is a note and no error.
     if set(found.rewards) == {0.0} and any(s.completion == str(s.columns.get("answer")) for s in found.tried):
         yield (
             f"{named} gives 0 to each of the {len(found.rewards)} answers that were tried, the rows' own among them; "
             "that is right for a form of answers alone"
         )
+    # Asked twice with the same seed, so what differs is state that
+    # the function keeps or randomness that no seed reaches.
     if bench.wavers(number):
         yield f"{named} gives one answer two rewards when asked twice: what it draws or keeps is noise to learn from"
     if found.compares:
@@ -200,6 +206,7 @@ class _Bench:
         only = {"trial": {"number": number, "messages": messages}}
         for answers in self.questions:
             fields = [from_sample(sample) for sample in answers]
+            # Asked both ways: the difference shows whether the reward compares answers with each other.
             together = self.ask({**only, "samples": fields}, len(answers))
             each = [self.ask({**only, "sample": one}, 1)[0] for one in fields]
             verdicts += together or each
@@ -215,6 +222,7 @@ class _Bench:
     def ask(self, request: dict[str, Any], count: int) -> list[Verdict]:
         """Return ``count`` verdicts; none where a reward does not judge several at once."""
         said = self._asked(request, count)
+        # A worker that was killed from outside says nothing about the reward.
         for _ in range(_TRIES - 1):
             if isinstance(said, ExitReason) and said.is_foreign:
                 said = self._asked(request, count)
@@ -252,6 +260,7 @@ class _Bench:
     def _open(self, seconds: float) -> Channel:
         if self._worker is None:
             pid, connection = self.fork_server.fork()
+            # The hello comes after all rewards are imported, which may take longer than one sample's deadline.
             connection.settimeout(Limits().start_seconds)
             channel = Channel(connection)
             hello, _ = channel.receive()

@@ -59,6 +59,7 @@ class AssertCase:
 
     def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
         """Whether the claim holds for the answers; not where one was an exception or cannot be compared."""
+        # An exception must not reach the claim: `not f(1)` or `f(1) is None` could hold for it.
         if any(isinstance(answer, Opaque) and answer.is_raised for answer in answers):
             return False
         try:
@@ -84,6 +85,8 @@ class AssertedCall:
 
         A method is when it is of the program's own name, or of an object that the claim makes of a class there.
         """
+        # A method belongs to the program when its object does:
+        # `Solution().add(1)` and `stack.push(1)`, but not `math.sqrt(2)`.
         if isinstance(function, ast.Attribute):
             inner = function.value
             is_made = isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id[:1].isupper()
@@ -109,6 +112,7 @@ def read_asserts(text: str, asked: AssertedCall | None = None) -> tuple[tuple[As
     body = list(tree.body)
     imports: list[ast.stmt] = []
     cases: list[AssertCase] = []
+    # The body of `check` is spliced in where the function stands, so its asserts become cases as if written outside.
     while body:
         statement = body.pop(0)
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -132,6 +136,7 @@ def named_by(tree: ast.Module, asked: AssertedCall) -> AssertedCall:
         checked = [s.value for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
         given = [c.args[0] for c in checked if isinstance(c.func, ast.Name) and c.func.id == "check" and c.args]
         asked = replace(asked, entry=ast.unparse(given[0]) if given else None)
+    # If no claim calls anything but Python's own functions, the outermost call of each claim is the program's.
     claims = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     calls = [[node for node in ast.walk(claim) if isinstance(node, ast.Call)] for claim in claims]
     if asked.own or any(asked.calls_program(call.func) for found in calls for call in found):
@@ -183,6 +188,7 @@ def _check_readable(test: ast.expr) -> None:
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         for side in sides:
             name = getattr(side.func, "attr", getattr(side.func, "id", "")) if isinstance(side, ast.Call) else ""
+            # Such a row would give 0 to every answer, right ones included.
             if name in _UNREADABLE:
                 raise VerifierError(
                     f"no {name} leaves the sandbox, so an answer cannot be compared with one: "
@@ -210,10 +216,12 @@ class _Cut(ast.NodeTransformer):
         """
         if not self._asked.calls_program(node.func, self._imported):
             return self.generic_visit(node)
+        # `equal(f(1), 2)` with an `equal` of the program's would let the program decide whether it is right.
         given = [part for word in (*node.args, *node.keywords) for part in ast.walk(word)]
         if any(isinstance(part, ast.Call) and self._is_answer(part) for part in given):
             raise VerifierError(f"an answer of the program is judged by the program: {ast.unparse(node)[:100]!r}")
         for name in ast.walk(node):
+            # HumanEval's tests call the function `candidate`, whatever its name is in the program.
             if isinstance(name, ast.Name) and name.id == "candidate" and self._asked.entry:
                 name.id = self._asked.entry
         text = ast.unparse(node)
@@ -221,6 +229,7 @@ class _Cut(ast.NodeTransformer):
         function = ast.parse(text, mode="eval").body
         assert isinstance(function, ast.Call), "what was unparsed is a call"
         self.names |= {part.id for part in ast.walk(function.func) if isinstance(part, ast.Name)}
+        # The kind of a constant tells an answer's place from a text that a test happens to hold.
         return ast.copy_location(ast.Constant(f"{_ANSWER}{len(self.calls) - 1}", kind=_ANSWER), node)
 
     def _is_answer(self, call: ast.Call) -> bool:
@@ -247,6 +256,7 @@ class _Rest:
         Raises:
             VerifierError: If it does.
         """
+        # Checked once when the cases are read, so that `value` meets nothing unknown while samples are graded.
         allowed = (
             ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare,
             ast.Subscript, ast.Slice, ast.boolop, ast.expr_context, *BINARY, *_UNARY, *_COMPARED, ast.Eq, ast.NotEq,
@@ -279,6 +289,8 @@ class _Rest:
                 return dict(zip(keys, map(self.value, node.values), strict=True))
             case ast.BoolOp():
                 settles = isinstance(node.op, ast.Or)
+                # All parts are evaluated, unlike in Python: the answers are
+                # here already, and nothing has a side effect.
                 values = [self.value(part) for part in node.values]
                 return next((v for v in values[:-1] if bool(v) is settles), values[-1])
             case ast.BinOp():
@@ -301,6 +313,8 @@ class _Rest:
 
     def _binary(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
+        # Only a format that the test itself holds is applied: one that
+        # the program chose could ask for a width of gigabytes.
         is_form = isinstance(node.left, ast.Constant) and node.left.kind != _ANSWER and isinstance(left, str)
         if is_form and isinstance(node.op, ast.Mod):
             return formatted(left, right)
@@ -320,6 +334,8 @@ class _Rest:
         return True
 
     def _equal(self, left: Any, right: Any) -> bool:
+        # The tolerance is for floats on the left, where the answer
+        # stands in almost every test; integers must be equal exactly.
         if isinstance(left, float) and isinstance(right, int | float):
             return near(left, right, self._tolerance)
         return bool(left == right)
@@ -377,6 +393,8 @@ def read_script(
     if tree is None:
         raise VerifierError(f"the tests are no Python: {flaw_of(text) or flaw_of(setup)}")
     asked = named_by(tree, asked)
+    # The order matters: imports of the program's own module go first, since their names must count as free;
+    # then come frameworks and helpers, which define names; only what is still free belongs to the program.
     tree = _without_own(tree)
     tree.body = [*frameworks(free_names(tree)), *tree.body]
     tree.body = [*_lent(given, tree, asked), *tree.body]
@@ -392,6 +410,7 @@ def read_script(
     refuse_unknown(tree)
     if not names or not any(map(is_claim, ast.walk(tree))):
         raise VerifierError("the tests claim nothing: there is no assert that calls a function of the program")
+    # The call was removed above with the argument that the row gave it, and is added again with the stand-in.
     last = "\ncheck(candidate)" if has_check else ""
     last += runner_line(tree)
     return Script(ast.unparse(ast.fix_missing_locations(_Tolerant().visit(tree))) + last, names, asked.entry or "None")
@@ -403,6 +422,7 @@ def _lent(given: Piece | None, tree: ast.Module, asked: AssertedCall) -> list[as
         return []
     found: list[ast.stmt] = []
     needed = set(free_names(tree))
+    # Backwards, because a helper may need another one that is defined above it.
     for statement in reversed(given.tree.body):
         is_needed = isinstance(statement, _SCOPES) and statement.name in needed and statement.name != asked.entry
         if is_needed or isinstance(statement, ast.Import | ast.ImportFrom):
@@ -458,6 +478,7 @@ def _refuse(tree: ast.Module, names: frozenset[str], packages: Collection[str]) 
         VerifierError: If there is such a thing.
     """
     answered = _answered(tree, names)
+    # Names under which pandas is imported: its comparisons need tables, and no table leaves the sandbox.
     frames = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
               for alias in node.names if alias.name.partition(".")[0] == "pandas"}  # fmt: skip
     for node in ast.walk(tree):
@@ -473,6 +494,8 @@ def _refuse(tree: ast.Module, names: frozenset[str], packages: Collection[str]) 
         elif isinstance(node, ast.Call):
             _refuse_call(node, names, answered, frames)
         elif isinstance(node, ast.Attribute) and not has_attribute(node.attr, packages):
+            # An answer is a plain value on the tests' side: reading any other
+            # attribute of it would raise there and look like a wrong answer.
             is_answer = isinstance(node.value, ast.Name | ast.Call) and _is_answer(node.value, names, answered)
             if is_answer:
                 raise VerifierError(
@@ -492,6 +515,7 @@ def _refuse_call(call: ast.Call, names: frozenset[str], answered: frozenset[str]
             "question ask for lists, or remove the row"
         )
     if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("assert"):
+        # assertTrue(f(x)) and assertEqual(f(x), True) are claims that rest on the truth of one call.
         is_truth = call.func.attr in ("assertTrue", "assertFalse")
         if is_truth or any(isinstance(part, ast.Constant) and isinstance(part.value, bool) for part in given):
             for part in given:
@@ -620,6 +644,7 @@ class CallCase:
 
     def accepts(self, answers: Sequence[Any], tolerance: float) -> bool:
         """Whether the answer is the expected one; APPS wraps some in a list of one."""
+        # An object of the program's own, or an exception, equals nothing.
         if isinstance(answers[0], Opaque):
             return False
         if same(answers[0], self.expected, tolerance):
@@ -665,6 +690,8 @@ def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "", package
     tests = read_packed(tests)
     entry = _entry(columns)
     setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
+    # The forms are told apart by their types: text is Python, a table with
+    # inputs and outputs is APPS's, a list of tables is LiveCodeBench's.
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
         text = tests if isinstance(tests, str) else "\n".join(tests)
         given = begun(columns, prompt)
@@ -678,6 +705,8 @@ def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "", package
     if isinstance(tests, Mapping) and isinstance(tests.get("input"), list) and isinstance(tests.get("output"), list):
         tests = {**tests, "inputs": tests["input"], "outputs": tests["output"]}  # CodeContests
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
+        # An entry point says what function a row is about even where its cases are texts
+        # for standard input; only arguments that are no text are certain to be a call's.
         is_typed = not all(isinstance(given, str) for given in tests["inputs"] or ())
         named = entry if is_typed else _entry({**columns, "entry_point": None})
         return _some(_listed(tests, _name(tests) or named, setup))
@@ -778,6 +807,8 @@ def _call(name: Any, args: Any, expected: Any, is_wrapped: bool = False) -> Call
         )
     if not isinstance(args, list):
         raise VerifierError(f"the arguments of {name} should be a list, got {str(args)[:80]!r}")
+    # LeetCode's problems put the function into a class Solution, others at the top
+    # of the module. The arguments travel as JSON text, as the data set wrote them.
     owner = f"(Solution() if 'Solution' in globals() else __import__('sys').modules['__main__']).{name}"
     call = f"{owner}(*__import__('json').loads({json.dumps(args)!r}))"
     return CallCase((call,), expected, is_wrapped, name.split(".")[-1])

@@ -17,12 +17,15 @@ from gnomon.rewards.sandbox.base import Outcome
 from gnomon.rewards.sandbox.linux import LinuxSandbox
 from gnomon.rewards.sandbox.watch import Ends, Watched
 
+# Time in which the program's side may end by itself after the tests have ended.
 _OWN_END_SECONDS = 0.5
 # The answer's side: its own input is empty and its output goes nowhere; the tests speak on copies of both.
 _BEFORE = (
     "import os as _; _ends_SECRET = _.dup(0), _.dup(1); _null = _.open('/dev/null', 2); _.dup2(_null, 0); "
     "_.dup2(_null, 1); del _null\n"
 )
+# The answer's side. It reads calls from its copy of standard input, and answers each with one line that
+# begins with the secret. Objects that are no plain values stay in `kept`, and their number goes over.
 _SERVE = """
 def _serve_SECRET(ends):
     import io, json, os, sys
@@ -281,12 +284,15 @@ def judge_isolated(sandbox: LinuxSandbox, program: str, script: Script, toleranc
     Raises:
         VerifierError: If a sandbox did not run, or the tests cannot be used whatever the program is.
     """
+    # Two secrets: the answer knows the first one, which marks its
+    # lines, and never sees the second one, which marks the verdict.
     secret, verdict = secrets.token_hex(16), secrets.token_hex(16)
     words = (script.source, sorted(script.names), script.entry, tolerance, f"{secret} ".encode(), verdict)
     serve = _SERVE.replace("PLAIN", PLAIN).replace("SECRET", secret)
     answer = f"{headed(program, _BEFORE.replace('SECRET', secret) + ENTERED)}\n{serve}"
     tests = _TESTS.replace("RUNNER", RUNNER).replace("WORDS", repr(words))
     outcomes = _both(sandbox, answer, tests)
+    # Run once more, as `run_now` does for one program: the machine may have been short of memory for a moment.
     if any(outcome.cause == "refused" for outcome in outcomes):
         outcomes = _both(sandbox, answer, tests)
     for outcome in outcomes:
@@ -296,11 +302,13 @@ def judge_isolated(sandbox: LinuxSandbox, program: str, script: Script, toleranc
     said = [line.removeprefix(f"{verdict} ") for line in lines if line.startswith(f"{verdict} ")]
     if said and said[0].startswith("unusable"):
         raise VerifierError(f"the tests cannot be used: {said[0].removeprefix('unusable ')[:300]}")
+    # Exactly one line: a second verdict means that something forged one.
     return said == ["pass"]
 
 
 def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
     """Run the two beside each other; return how the tests ended, and how the answer did."""
+    # Each pipe is the output of one side and the input of the other; `watch` closes the ends in this process.
     (asked, asking), (answered, answering) = os.pipe(), os.pipe()
     watched, heard = Watched(), list[Outcome]()
     side = threading.Thread(
@@ -312,6 +320,7 @@ def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
     finally:
         # It ends by itself with its input, or was killed, which a kill of ours would hide.
         side.join(_OWN_END_SECONDS)
+        # Asked before `end`, which kills: afterwards a stopped process cannot be told from one that was slow.
         is_stopped = side.is_alive() and watched.is_stopped()
         watched.end()
         side.join()

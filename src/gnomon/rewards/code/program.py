@@ -93,6 +93,7 @@ def harness(program: str, setup: str, calls: Sequence[str], secret: str) -> str:
         setup: What the tests import.
         secret: Starts each line of answer; nobody can guess it before the run.
     """
+    # A lambda for each call: one that raises must not keep the others from being made.
     lines = "".join(f"    lambda: ({call}),\n" for call in calls)
     after = _AFTER.replace("PLAIN", PLAIN).replace("SECRET", secret).replace("CALLS", lines)
     return f"{headed(program, ENTERED)}\n{setup}\n{after}"
@@ -104,6 +105,7 @@ def headed(program: str, head: str) -> str:
         return program
     if "__future__" not in program or (tree := parsed(program)) is None:
         return head + program
+    # `from __future__` must be the first statement of a file, so the head is put behind the last one.
     future = [n.end_lineno or 0 for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     lines = program.splitlines(keepends=True)
     first = max(future, default=0)
@@ -112,7 +114,9 @@ def headed(program: str, head: str) -> str:
 
 def read_answers(stdout: str, secret: str, count: int) -> Answers | None:
     """Return the answers; None unless there are exactly ``count``, in whole, followed by the end."""
+    # What the program prints by itself lies between the lines that carry the secret, and is passed over.
     words = [line[len(secret) + 1 :] for line in stdout.split("\n") if line.startswith(f"{secret} ")]
+    # A program that ended early, or wrote a line of its own with a stolen secret, has answered nothing.
     if len(words) != count + 1 or words[-1] != "end":
         return None
     try:
@@ -142,6 +146,7 @@ def prelude(names: Iterable[str], only: tuple[str, ...] = _STARS) -> list[str]:
     """
     found: list[str] = []
     for name in sorted(set(names), key=lambda name: (name.lower(), name)):
+        # The last module wins, as it does where a benchmark's prelude imports everything from each in turn.
         home = next((module for module in reversed(only) if name in _exported(module)), None)
         if only is _STARS and name in _MODULES:
             found.append(f"import {name}")
@@ -163,6 +168,7 @@ def program_of(sample: Sample, cases: Cases) -> str | None:
     """
     given = begun(sample.columns, sample.prompt)
     text = last_program(sample.completion, cases.names, bool(cases.stdin))
+    # The answer defines what is called, or it is a body that continues the row's own beginning.
     if given is not None and cases.names and not (text and cases.names <= Piece(text, parsed(text)).defines):
         text = next(_continued(given, sample.completion, cases.names), text)
     if text is None:
@@ -179,9 +185,12 @@ def _continued(given: Piece, completion: str, names: frozenset[str]) -> Iterator
     fenced = [block.body for block in blocks(completion) if block.is_python]
     for body in (*reversed(fenced), completion):
         inner = textwrap.indent(textwrap.dedent(body.strip("\n")), " " * inner_indent(given.text))
+        # As it is, and indented as the body of the last function: models write a continuation either way.
         for whole in (given.text + body, given.text.rstrip() + "\n" + inner):
             some = up_to_flaw(whole)
             tree = parsed(some)
+            # More than the beginning alone must be left, or a completion
+            # that is no Python at all would count as a program.
             if len(some) > len(given.text.rstrip()) + 4 and names <= Piece(some, tree).defines:
                 yield some
 

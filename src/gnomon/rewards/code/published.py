@@ -28,6 +28,8 @@ _STOP = ord(".")
 
 def is_packed(text: str) -> bool:
     """Whether a text is cases that were packed by zlib and base64."""
+    # zlib streams begin with 0x78, which base64 writes as "eJ". Python text
+    # that begins so has a blank, a bracket or an equals sign early on.
     return text.startswith(_PACKED) and not {" ", "\n", "(", "="} & {*text.rstrip("=\n")[:200]}
 
 
@@ -39,6 +41,7 @@ def unpacked(text: str) -> str:
     """
     try:
         packed = zlib.decompressobj()
+        # Bounded: a few kilobytes of zlib can unpack to gigabytes.
         data = packed.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise VerifierError(f"cases look packed (base64, zlib) and are not: {error}") from error
@@ -47,6 +50,8 @@ def unpacked(text: str) -> str:
     if not packed.eof:
         raise VerifierError("packed cases are cut off: their end is missing")
     try:
+        # The data set's own loader unpickles, which would run whatever
+        # a row holds. The one text in it is cut out instead.
         return data.decode() if data[:1] in (b"[", b"{") else _only_text(data)
     except UnicodeDecodeError as error:
         raise VerifierError(f"packed cases are no UTF-8: {error}") from error
@@ -157,6 +162,7 @@ def _refuse_fixtures(tree: ast.Module) -> None:
     made = {s.name for s in tree.body if isinstance(s, ast.FunctionDef) and _named_in(s.decorator_list, "fixture")}
     for function, is_method in _tests(tree):
         given = [arg.arg for arg in function.args.args][is_method:]
+        # Parameters with defaults need no fixture.
         given = given[: len(given) - len(function.args.defaults)]
         words = {
             word.strip()
@@ -199,6 +205,7 @@ def has_attribute(name: str, packages: Collection[str]) -> bool:
     return name in _OF_PLAIN or ("numpy" in packages and name in _OF_ARRAYS)
 
 
+# Kept as text, since it runs in an interpreter that can import neither pytest nor this package.
 RUNNER = """
     import re
     frameworks = types.ModuleType("pytest")

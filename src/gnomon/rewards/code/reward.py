@@ -98,6 +98,8 @@ class Code(Verifier):
         if program is None:
             return 0.0
         sandbox, _ = choose(self.sandbox, self._bounds, self.packages)
+        # One limit over all cases, so that a program with a hundred slow cases ends before
+        # the grading deadline, which would make an error of what is the program's fault.
         until = time.monotonic() + self.total_seconds
         passed = self._by_stdin(sandbox, program, cases.stdin, until)
         passed += self._by_calls(_within(sandbox, max(0.1, until - time.monotonic())), program, cases)
@@ -123,6 +125,7 @@ class Code(Verifier):
         passed: list[bool] = []
         for case in cases:
             left = min(self.case_seconds, until - time.monotonic())
+            # With all or nothing the first failure decides, and the other cases need not run.
             if left <= 0 or (self.credit == "all" and False in passed):
                 return passed + [False] * (len(cases) - len(passed))
             outcome = _sound(_within(sandbox, left, len(case.expected)).run_now(program, case.stdin))
@@ -132,6 +135,7 @@ class Code(Verifier):
     def _by_calls(self, sandbox: AnySandbox, program: str, cases: Cases) -> list[bool]:
         if not cases.called:
             return []
+        # One process answers all calls: a start takes longer than most calls.
         sandbox = _python_of(sandbox)
         secret = secrets.token_hex(16)
         calls = [call for case in cases.called for call in case.calls]
@@ -143,12 +147,14 @@ class Code(Verifier):
 
 
 def _judge(cases: Sequence[Case], answers: Answers, tolerance: float) -> list[bool]:
+    # The answers are in the order of the calls, so each case takes its own from the front.
     rest = iter(answers)
     return [case.accepts([next(rest) for _ in case.calls], tolerance) for case in cases]
 
 
 def _within(sandbox: AnySandbox, seconds: float, expected: int = 0) -> AnySandbox:
     """Return the sandbox with this time, and room for an output of twice the expected characters."""
+    # Some cases expect megabytes of output, more than the bound that ends runaway printing.
     kib = max(sandbox.bounds.output_kib, (2 * expected) >> 10)
     return replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=seconds, output_kib=kib))
 

@@ -17,6 +17,8 @@ _BEHIND_TEXT = re.compile(r"()(`{3,})[ \t]*(py(?:thon)?[\d.]*)[ \t]*", re.IGNORE
 _PYTHON = re.compile(r"(?:i?py(?:thon)?[\d.]*)?", re.IGNORECASE)
 _TEXTS = ("markdown", "md")
 _QUOTES = re.compile(r"\\.|'''|\"\"\"|'|\"|#")
+# Unclosed triple quotes that a text may have before quotes are
+# ignored: each one costs a pass over the rest of the text.
 _TRIED = 8
 
 
@@ -56,6 +58,7 @@ class _Scan:
         first, quote = None, ""
         for number in range(start, len(self.lines)):
             line = self.lines[number]
+            # A line that opens a fence with a language before any closing fence means that this one was never closed.
             if fence[0] not in line or not _is_fence(line, fence):
                 opened = None if quote or line.lstrip()[:3] != fence[:3] else _opening(line)
                 if opened is not None and opened[2] and first is None:
@@ -65,6 +68,8 @@ class _Scan:
                 return number
             elif first is None:
                 first = number
+        # Nothing closes a fence of this length, so no longer one of the same character
+        # is closed by any line either; later openings are skipped without a scan.
         if first is None:
             self.open[fence[0]] = len(fence)
         else:
@@ -86,12 +91,14 @@ def blocks(text: str) -> list[FencedBlock]:
     while number < len(lines):
         opened = _opening(lines[number])
         number += 1
+        # A block of markdown is looked into: models put the program inside, with fences of its own.
         if opened is None or opened[2].lower() in _TEXTS or len(opened[1]) >= scan.open.get(opened[1][0], 1 << 30):
             continue
         indent, fence, language = opened
         end = scan.closing(number, fence)
         if end is not None:
             inside = lines[number:end]
+            # In a quotation every line has its mark, which is no part of the program.
             if lines[number - 1].lstrip().startswith(">") and all(line.lstrip()[:1] in ("", ">") for line in inside):
                 inside = [_CITED.sub("", line) for line in inside]
             body = "".join(_shifted(line, len(indent)) + "\n" for line in inside)
@@ -119,6 +126,8 @@ def _is_fence(line: str, fence: str) -> bool:
 
 def _quoted(line: str, quote: str) -> str:
     """Return the triple quote that is open behind the line, "" for none."""
+    # A character-by-character state machine over quotes, escapes
+    # and comments; only triple quotes go on in the next line.
     for mark in _QUOTES.findall(line):
         if not quote:
             if mark == "#":
@@ -203,6 +212,8 @@ def free_names(tree: ast.AST) -> frozenset[str]:
     >>> sorted(free_names(ast.parse("def f(x: List[int]): return gcd(x, abs(y))")))
     ['List', 'gcd', 'y']
     """
+    # Scopes are ignored: a name that is bound anywhere counts as bound. The prelude
+    # then imports too little at worst where a program shadows a name in one function.
     read: set[str] = set()
     made = set(vars(builtins))
     for node in ast.walk(tree):
@@ -233,14 +244,17 @@ def last_program(text: str, names: Collection[str] = (), reads: bool = False) ->
     >>> last_program("First:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
+    # A program within the thought is a draft; it counts only where nothing follows the thought.
     answer = text.rpartition(_THOUGHT)[2]
     found = _python(answer)
     if not found and len(answer) < len(text):
         answer, found = text, _python(text)
     if not found:
         return None if has_fence(answer) else _unfenced(answer, names)
+    # Blocks of sample output are left out: they may parse as Python and do nothing.
     sound = [piece for piece in found if piece.tree is not None and piece.acts]
     if not sound:
+        # Nothing parses. The last block is run all the same, and its syntax error is the program's.
         return found[-1].text
     if names:
         return _defining(sound, names)
@@ -281,6 +295,7 @@ def _defining(sound: Sequence[Piece], names: Collection[str]) -> str:
 def _with_needs(sound: Sequence[Piece], place: int) -> str:
     """Return a piece behind those others that define what it needs, in their order."""
     chosen, needs = [place], set(sound[place].needs)
+    # From the end, so that of two blocks that define one name the later draft is taken.
     for other in reversed(range(len(sound))):
         useful = needs & sound[other].defines if other != place else None
         if useful:
@@ -293,6 +308,7 @@ def _with_needs(sound: Sequence[Piece], place: int) -> str:
 def _unfenced(text: str, names: Collection[str]) -> str | None:
     """Return the text from its first line that begins as Python does, up to where it stops being Python."""
     lines = text.replace("\r\n", "\n").split("\n")
+    # The first line, or the first line that begins as Python does: more starts would cost a parse each.
     starts = [0, *(number for number, line in enumerate(lines) if line.startswith(_BEGINNINGS))][:2]
     for start in dict.fromkeys(starts):
         rest = "\n".join(lines[start:])
@@ -344,6 +360,7 @@ def begun(columns: Mapping[str, Any], prompt: str) -> Piece | None:
     for text in (columns.get("starter_code"), columns.get("prompt"), prompt):
         if not isinstance(text, str) or not ("def " in text or "import " in text):
             continue
+        # A signature without a body does not parse, so a body of `pass` is tried behind it.
         for some in (text, *(block.body for block in blocks(text) if block.is_python)):
             for whole in (some, some.rstrip() + "\n" + " " * inner_indent(some) + "pass\n"):
                 piece = Piece(some, parsed(whole))

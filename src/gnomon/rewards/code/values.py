@@ -27,6 +27,7 @@ def times(left: Any, right: Any) -> Any:
         ValueError: Beyond the bounds.
     """
     if isinstance(left, int) and isinstance(right, int):
+        # The bits of a product are at most the sum of its factors' bits.
         _within(left.bit_length() + right.bit_length(), BITS)
     for many, count in ((left, right), (right, left)):
         if isinstance(many, str | bytes | list | tuple) and isinstance(count, int):
@@ -75,6 +76,7 @@ def _within(amount: int, bound: int) -> None:
 
 def _sum(items: Any, start: Any = 0) -> Any:
     items = list(items)
+    # Adding up lists copies the sum so far for each item: a quadratic cost that `len` alone does not show.
     moved = sum(len(item) for item in items if isinstance(item, list | tuple))
     _within(len(items) * moved, MOVED)
     return sum(items, start)
@@ -88,6 +90,7 @@ def _round(number: Any, ndigits: Any = None) -> Any:
 
 def _int(*words: Any, **named: Any) -> int:
     if words and isinstance(words[0], str | bytes):
+        # Python's own limit holds for base 10 only, and int(text, 7) takes quadratic time too.
         _within(len(words[0]), DIGITS)
     return int(*words, **named)
 
@@ -170,6 +173,7 @@ def read_value(text: str) -> Any:
     (1, b'hi')
     """
     try:
+        # The hook sees pairs before a dict is made of them: a repeated key cannot hide another one.
         said = json.loads(text, object_pairs_hook=_said)
     except (ValueError, RecursionError) as error:
         raise NoAnswerError(f"no JSON that this would write: {error}") from error
@@ -184,6 +188,8 @@ def quick_to_hash(items: Iterable[Any]) -> list[Any]:
         ValueError: If more than `COLLISIONS` different ones share theirs.
     """
     items = list(items)
+    # Equal items share a hash rightly, so only hashes that occur
+    # often are looked at, and different items among them are counted.
     shared = {hashed for hashed, count in Counter(map(hash, items)).items() if count > COLLISIONS}
     found: dict[int, list[Any]] = {hashed: [] for hashed in shared}
     for item in items if shared else ():
@@ -289,15 +295,18 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         ours, theirs = ({str(k): v for k, v in d.items()} for d in (value, expected))
         return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k], tolerance) for k in ours)
+    # A float on either side: 2 and 2.0 are equal, as JSON does not tell them apart.
     if isinstance(value, float) or isinstance(expected, float):
         numbers = isinstance(value, int | float) and isinstance(expected, int | float)
         return numbers and near(value, expected, tolerance)
+    # Types must agree, except that integers and truth values may stand for each other, as in Python's own comparison.
     return isinstance(value, type(expected) | int) and bool(value == expected)
 
 
 def near(value: float, expected: float, tolerance: float) -> bool:
     """Whether two numbers differ by at most ``tolerance``, absolutely or relative to the expected one."""
     try:
+        # An integer beyond 2**1024 has no float; exact equality decides then.
         ours, theirs = float(value), float(expected)
     except OverflowError:
         return value == expected
@@ -325,6 +334,7 @@ def _same_words(line: str, expected: str, tolerance: float) -> bool:
 
 
 def _same_number(word: str, expected: str, tolerance: float) -> bool:
+    # A whole number that is expected must be written as one or with zeros behind its point; no tolerance applies to it.
     is_whole = not {".", "e", "E"} & {*expected}
     if is_whole and "." not in word:
         return False

@@ -46,8 +46,10 @@ def attack(sandbox: AnySandbox, probe: Probe, target: Target) -> AuditFinding:
         reached.append(outcome.stdout.strip()[-100:])
     if outcome.cause == "refused":
         reached.append(f"never run: {outcome.stderr[:100]}")
+    # Tracebacks name files of the library; these names say where on the machine Python lies.
     if _PATH in outcome.stdout + outcome.stderr:
         reached.append("a path of the machine in what it wrote")
+    # A program may also harm the next one: by limits that were used up, files left behind, a template that was damaged.
     after = sandbox.run_now(_HARMLESS, "40")
     if after.cause is not None or after.stdout != "42\n":
         reached.append(f"the next program, which ended by {after.cause}: {after.stderr[-100:]}")
@@ -61,6 +63,7 @@ def audit(sandbox: AnySandbox, probes: Iterable[Probe] = (*NINE, *ALL)) -> list[
     Raises:
         ConfigError: If the sandbox lets a program write or signal outside: these would do their harm.
     """
+    # Without these walls a hostile program would delete files or kill processes of the machine that audits.
     if missing := _NEEDED - set(probe_isolation(sandbox).stopped):
         raise ConfigError(f"hostile programs are not tried without walls, and {sandbox.name} lets them {missing}")
     os.environ[SECRET] = SECRET

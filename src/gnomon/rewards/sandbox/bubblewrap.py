@@ -25,6 +25,7 @@ def wrapped(inner: Sequence[str], folders: Sequence[str], files_mib: int) -> lis
     library, interpreter = sysconfig.get_path("stdlib"), os.path.realpath(inner[0])
     shown = [p for p in dict.fromkeys((*_SYSTEM, library, interpreter)) if os.path.exists(p)]
     binds = [word for path in shown for word in ("--ro-bind", path, path)]
+    # Folders under /tmp must be bound after the tmpfs, which would hide them.
     late = [word for path in folders for word in ("--ro-bind", path, path)]
     threads = [word for name in ONE_THREAD for word in ("--setenv", name, "1")]
     return [

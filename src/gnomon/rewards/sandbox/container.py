@@ -67,6 +67,8 @@ class ContainerSandbox:
         """Return the command that starts the container of this name."""
         bounds = self.bounds
         place = ["--tmpfs", f"/tmp:size={bounds.files_mib}m,mode=1777"]
+        # The first process runs as another user than programs do, or a
+        # program could trace or kill it and take its place.
         place += [] if self.is_writable else ["--read-only", "--user", _KEEPER, "--workdir", "/tmp"]
         place += ["--network", "none"] * (not self.has_network)
         return [
@@ -149,6 +151,7 @@ class Container:
         assert self._first.stderr is not None
         is_said = select.select([self._first.stdout], [], [], _SECONDS)[0]
         if not is_said or self._first.stdout.readline() != _READY:
+            # It has written nothing in a minute: kill it, or reading its errors would wait for ever.
             if not is_said:
                 self._first.kill()
             why = self._first.stderr.read().decode(errors="replace").strip()
@@ -170,6 +173,7 @@ class Container:
 
         def starting(stack: ExitStack, given: int, asked: int, ends: Ends | None) -> tuple[Process, int]:
             report = os.pipe()
+            # `watch` starts the clock at the report of a witness. A container has none, so this line stands in for one.
             os.write(report[1], b"walls container\n")
             os.close(report[1])
             stack.callback(os.close, report[0])
@@ -185,11 +189,16 @@ class Container:
         process = watched.process
         status = process.returncode if isinstance(process, subprocess.Popen) else None
         was_open = not self.is_ended
+        # Killing the engine's `exec` command leaves the processes
+        # inside running: they are ended by a command of their own.
         if ending.cause or status is None or status < 0:
             self._sweep()
+        # The sweep may have ended the container because there was no room for another
+        # process: the command's own bounds were the cause then, and its outcome stands.
         if self.is_ended and not (was_open and ending.cause):
             raise NotRun(f"the container ended: {ending.stderr[-300:].strip()}")
         cause = ending.cause or (None if status == 0 else f"exit {status}")
+        # A shell reports a process that was ended by signal N as status 128 + N.
         if ending.cause is None and status is not None and 128 < status <= 192:
             cause = f"signal {status - 128}"
         return Outcome(ending.stdout, ending.stderr, cause, ending.seconds)
@@ -210,6 +219,7 @@ class Container:
             OSError: It cannot be read, or is larger.
         """
         limit = self._sandbox.bounds.files_mib << 20
+        # One byte more than the limit tells a file that is too large from one that just fits.
         found = self._move(f'cat < "$1" | head -c {limit + 1}; [ -r "$1" ]', path, b"")
         if len(found) > limit:
             raise OSError(f"{path}: it has more than {self._sandbox.bounds.files_mib} MiB")

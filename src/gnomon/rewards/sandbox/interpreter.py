@@ -56,7 +56,10 @@ class Interpreter:
             process, ask = self._begin()
         else:
             with suppress(OSError):
+                # The process was stopped after its last code; its witness lets it go on.
                 process.report.send(b"c")
+        # The far side sends the number back when the code has run. No
+        # code can know it, and so none can end its own call early.
         number = secrets.token_bytes(_NUMBER_BYTES)
         text = code.encode(errors="replace")
         heard, cause, is_done = {"stdout": bytearray(), "stderr": bytearray()}, None, False
@@ -79,6 +82,7 @@ class Interpreter:
         stdout, stderr = (unnamed(bytes(heard[name][:limit]).decode(errors="replace"), folders) for name in heard)
         if not is_done and cause is None:
             report = read_report(self._said)
+            # No word of an end, or a SIGKILL, which the filter lets no program send: the code is not to blame.
             if not report.keys() & {"exit", "signal"} or self._sandbox.is_killed(report):
                 raise NotRun("something outside of the sandbox ended the interpreter (is the machine out of memory?)")
             cause = cause_of(report, stderr) or "exit 0"
@@ -120,6 +124,7 @@ class Interpreter:
             theirs.close()
             os.close(output[1])
         self._process, self._ask = process, ask
+        # The walls must stand before any code is sent: `_listen` takes them for granted.
         report.settimeout(START_SECONDS)
         try:
             while b"\n" not in self._said:
@@ -149,6 +154,7 @@ class Interpreter:
                 selector.register(end, selectors.EVENT_READ)
             while (left := until - time.monotonic()) > 0:
                 ready = selector.select(min(left, TICK_SECONDS))
+                # Time in which this process itself was stopped is given back to the code.
                 until += stood_still(left - (until - time.monotonic()))
                 for key, _ in ready:
                     try:
@@ -161,6 +167,8 @@ class Interpreter:
                         self._said += some
                         if not some or b"exit " in self._said or b"signal " in self._said:
                             return _drained(outputs, bounds.output_kib), False
+                        # Only now is all output in the pipes: the process cannot write
+                        # any more, so reading to the end is complete.
                         if b"still\n" in self._said[begun:]:
                             cause = _drained(outputs, bounds.output_kib)
                             return cause, cause is None
@@ -170,6 +178,7 @@ class Interpreter:
                             return "output", False
                     elif some:
                         back += some
+                        # Anything else on this socket was written by the code, which has no business there.
                         if not number.startswith(back):
                             return "protocol", False
                         if back == number:

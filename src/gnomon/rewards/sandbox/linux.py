@@ -39,6 +39,7 @@ def start(
 ) -> list[str]:
     """Return the command that starts a program behind ``walls``, which may import ``packages``."""
     numbers = (bounds.cpu_seconds, bounds.memory_mib + room_mib(packages), bounds.files_mib, bounds.threads)
+    # Behind bubblewrap the parent is another process, so the far side cannot check that the one that asked still lives.
     parent = 0 if BUBBLEWRAP in walls else os.getpid()
     words = (parent, source, report, ",".join(walls), *numbers, *places(packages))
     return [python(), "-s", "-S", "-P", "-X", "utf8", "-c", _START, FOLDER, *map(str, words)]
@@ -81,6 +82,7 @@ class LinuxSandbox:
         watched = watched or Watched()
         try:
             ending = watch(self._starting(), source, stdin, self.bounds, watched, ends)
+            # Run once more. With `ends` it cannot be: the other side has read half of a conversation.
             if ends is None and self._is_foreign(ending, watched):
                 ending = watch(self._starting(), source, stdin, self.bounds, watched)
         except NotRun as error:
@@ -117,6 +119,8 @@ class LinuxSandbox:
         return Forking((python(), FOLDER), self.walls, self.bounds, self.packages, is_kept, seed)
 
     def _starting(self) -> Starting:
+        # Importing numpy takes longer than a program: a template that has imported
+        # it forks. Without packages a fresh interpreter starts fast enough.
         is_forked = self.packages and BUBBLEWRAP not in self.walls
         return self.forking() if is_forked else by_command(self._command)
 

@@ -45,6 +45,7 @@ def places(names: tuple[str, ...]) -> tuple[str, ...]:
     check_names(names)
     found: list[str] = []
     for name in sorted(importable(names)):
+        # Found and not imported: this process needs no pandas to allow it.
         spec = importlib.util.find_spec(name)
         origin = spec.origin if spec is not None else None
         if origin is None and name in names:

@@ -60,6 +60,7 @@ class Target:
 
     def aim(self, probe: Probe) -> str:
         """Return the program, aimed here."""
+        # Not str.format: programs are full of braces.
         source = probe.source
         for name in ("secret", "folder", "port", "process", "bystander", "unix", "abstract"):
             source = source.replace("{" + name + "}", str(getattr(self, name)))
@@ -71,6 +72,8 @@ class Target:
         for name in left:
             os.unlink(f"{self.folder}/{name}")
         for listener in self.listeners:
+            # A connection that is waiting to be accepted is the mark; none
+            # raises at once, since the socket does not block.
             with suppress(BlockingIOError):
                 listener.accept()[0].close()
                 left.append(f"a connection to {listener.getsockname()!r}")
@@ -112,6 +115,7 @@ def targets() -> Iterator[Target]:
 
 
 def _is_dead(pid: int) -> bool:
+    # WNOWAIT leaves the dead child to be reaped by its Popen object.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -76,6 +76,7 @@ def choose(
     if kind == "none":
         sandbox = LinuxSandbox(bounds, ("none",), packages)
         return sandbox, Isolation("none: the user took the risk", "limits", packages=packages)
+    # In the order of preference; the first that runs a harmless program and stops every probe is taken.
     failed: list[str] = []
     for candidate in _candidates(kind, bounds, packages):
         with show_progress(f"trying the sandbox {candidate.name}"):
@@ -115,6 +116,8 @@ def probe_isolation(sandbox: AnySandbox) -> Isolation:
     patient = replace(sandbox, bounds=replace(sandbox.bounds, wall_seconds=_PATIENCE, memory_mib=512))
     stopped = _stopped(patient, NINE)
     tried: tuple[Probe, ...] = NINE
+    # The other probes fork, fill memory or attack the kernel: they
+    # are run only behind walls that were just seen to stand.
     if len(stopped) == len(NINE) and not isinstance(sandbox, Monty):
         stopped, tried = stopped + _stopped(patient, MORE), NINE + MORE
     left = tuple(probe.name for probe in tried if probe.name not in stopped)
@@ -136,6 +139,7 @@ def _stopped(sandbox: AnySandbox, probes: tuple[Probe, ...]) -> tuple[str, ...]:
         if was is None:
             del os.environ[SECRET]
     reports = dict(part.partition("\n")[::2] for part in said.split(_HEAD)[1:])
+    # A probe without a line was never reached, so one before it ended the program: nothing can be said of any.
     if is_marked or any(probe.name not in reports for probe in probes):
         return ()
     return tuple(probe.name for probe in probes if OPEN not in reports[probe.name])

@@ -38,6 +38,7 @@ class InterpreterTemplate:
     """
 
     def __init__(self, interpreter: str, folder: str, packages: tuple[str, ...]) -> None:
+        # SEQPACKET keeps messages apart: requests of several processes that share this socket cannot mix.
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, stop_signals_blocked():
             command = [interpreter, "-s", "-S", "-P", "-X", "utf8", "-c", _START, folder]
@@ -51,6 +52,7 @@ class InterpreterTemplate:
                 cwd="/",
                 start_new_session=True,
             )
+        # A forked child inherits this object; only the process that started the template may wait for it.
         self._owner = os.getpid()
         atexit.register(self.close)
         self._ours.settimeout(_IMPORT_SECONDS)
@@ -98,6 +100,7 @@ def template(
     """Return this process's template for these packages, a new one in place of ``former``."""
     with _LOCK:
         found = _TEMPLATES.get(packages)
+        # Two threads may find the same template dead. The second one gets the replacement that the first one made.
         if found is None or found is former:
             found = _TEMPLATES[packages] = InterpreterTemplate(interpreter, folder, packages)
         return found
@@ -116,6 +119,7 @@ class Forking:
         is_kept: bool = False, seed: str = "",
     ) -> None:  # fmt: skip
         self._where, self._packages = where, packages
+        # The words on the command line have fixed places, so the flag is the sign of a number that is always positive.
         files = -bounds.files_mib if is_kept else bounds.files_mib
         numbers = (bounds.cpu_seconds, bounds.memory_mib + room_mib(packages), files, bounds.threads)
         self._words = (seed, ",".join(walls), *map(str, numbers), *places(packages))
@@ -160,6 +164,7 @@ class Forking:
         for _ in range(_STARTS):
             try:
                 former = template(*self._where, self._packages, former)
+                # A stopped template takes a request and never answers it.
                 if not is_stopped(former.pid):
                     return former.fork(ends, self._words)
                 cause = NotRun("a signal stopped it")

@@ -151,6 +151,7 @@ def watch(
                 os.close(end)
         watched.process = process
         stack.callback(_reap, process)
+        # The caller may have cancelled before there was a process to kill.
         if watched.is_ended:
             watched.end()
         limit = bounds.output_kib << 10
@@ -160,6 +161,7 @@ def watch(
             if pipe is not None:
                 pipes[pipe.fileno()] = name
         cause = _listen(pipes, heard, limit, bounds.wall_seconds)
+        # Asked before the kill: afterwards a stopped program looks like one that was too slow, and would earn a 0.
         if cause == "time" and _is_stopped(process):
             cause = "stopped"
         _kill(process)
@@ -250,11 +252,13 @@ def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall
                 except ConnectionResetError:  # of a report that was closed from here
                     chunk = b""
                 into = heard[pipes[key.fd]]
+                # The walls stand, and the program begins: the time for the start is replaced by the program's own.
                 if pipes[key.fd] == "report" and not into:
                     until = time.monotonic() + wall_seconds
                 into += chunk
                 if not chunk:
                     selector.unregister(key.fd)
+                # Checked for each chunk, so that no more than one chunk beyond the limit is ever held.
                 if len(into) > limit:
                     return "output"
     return None
@@ -302,6 +306,7 @@ def _kill(process: Process) -> None:
         process.kill()
     elif process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
+            # The whole group: it was started in a session of its own, with its witness and whatever it started.
             os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -21,6 +21,7 @@ def call(number: int, *arguments: "int | bytes | ctypes.Array[ctypes.c_char]") -
     Raises:
         OSError: With its number.
     """
+    # ctypes passes a bare int as a C int of 32 bits, which would cut addresses and flags.
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result: int = _LIBC.syscall(ctypes.c_long(number), *words)
     if result < 0:
@@ -81,6 +82,7 @@ def reachable(paths: list[str]) -> bool:
     for path in paths:
         folder = os.path.realpath(path)
         while True:
+            # The permission to enter, for others; every folder up to the root must give it.
             if not os.stat(folder).st_mode & 0o001:
                 return False
             if folder == "/":

@@ -50,6 +50,7 @@ def restrict(readable: list[str], writable: list[str]) -> int:
     if not speaks:
         return 0
     handled = _RIGHTS_OF.get(speaks, _ALL_RIGHTS)
+    # An older kernel refuses a structure with fields that it does not know.
     fields = [handled] + [_TCP] * (speaks >= 4) + [_SIGNALS_AND_ABSTRACT_SOCKETS] * (speaks >= 6)
     ruleset = call(_CREATE, struct.pack(f"{len(fields)}Q", *fields), 8 * len(fields), 0)
     for path in readable:
@@ -64,6 +65,7 @@ def restrict(readable: list[str], writable: list[str]) -> int:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     if not os.path.isdir(path):
+        # The kernel refuses a rule that gives a file the rights of folders.
         rights &= _OF_FILES
     call(_ADD, ruleset, _BENEATH, struct.pack("=Qi", rights, beneath), 0)
     os.close(beneath)

@@ -27,10 +27,12 @@ _HERE, _WITH_ALL_BELOW = -100, 0x8000
 def enter() -> bool:
     """Leave the machine's namespaces; children are in the new process namespace. False where not allowed."""
     user, group = os.geteuid(), os.getegid()
+    # Root can mount without a user namespace, and a user namespace is what many systems forbid.
     if user == 0 and kernel.unshare(_ALL_BUT_USERS):
         return True
     if not kernel.unshare(_ALL_BUT_USERS | _USERS):
         return False
+    # The kernel demands this order: a group map is refused until setgroups is denied.
     for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -47,6 +49,7 @@ def furnish(readable: list[str], hidden: list[str], packages: list[str], files_m
     Raises:
         OSError: If a mount is refused.
     """
+    # Private first, or the mounts below would spread to the machine's own tree.
     kernel.mount("none", "/", "", _RECURSIVE | _PRIVATE)
     root = _place(readable + packages)
     kernel.mount("tmpfs", root, "tmpfs", _NO_SET_ID, "size=1m,nr_inodes=512,mode=755")
@@ -54,11 +57,13 @@ def furnish(readable: list[str], hidden: list[str], packages: list[str], files_m
         _show(path, root)
     for path in hidden:
         kernel.mount("tmpfs", root + path, "tmpfs", _NO_SET_ID, "size=64k,nr_inodes=64,mode=555")
+    # Packages under /tmp can be shown only after /tmp itself is mounted, or it would hide them.
     below = [path for path in packages if path.startswith(WORK + "/")]
     for path in packages:
         if path not in below:
             _show(path, root)
     os.makedirs(root + WORK, exist_ok=True)
+    # Sealed before the writable folder is mounted: the seal holds for all mounts that are there by then.
     _read_only(root)
     limits = f"size={files_mib}m,nr_inodes=1024,mode=1777"
     kernel.mount("tmpfs", root + WORK, "tmpfs", _NO_SET_ID | _NO_DEVICES | _NO_EXECUTION, limits)

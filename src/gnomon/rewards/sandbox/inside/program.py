@@ -58,6 +58,7 @@ def become(source: bytes) -> int:
     module.__loader__ = loader = _Program(source)
     sys.modules["__main__"] = module
     sys.argv = [NAME]
+    # Replacing `open` costs an import and shows in tracebacks, so it is done only for programs that name such a path.
     if any(name.encode() in source for name in _INPUT):
         _give_input()
     try:
@@ -106,6 +107,7 @@ def serve() -> int:
     sys.argv = [NAME]
     calls = 0
     while head := _exactly(asked, 8):
+        # Length, number and text, in this order: as `Interpreter.run` sends them.
         number, source = _exactly(asked, 16), _exactly(asked, int.from_bytes(head, "little"))
         if source is None or number is None:
             break
@@ -137,6 +139,7 @@ def _run_call(source: bytes, space: dict[str, object], name: str) -> None:
     try:
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        # A call of a function and not exec(): the frames of this module do not show in the code's tracebacks.
         FunctionType(compile(tree, name, "exec"), space)()
         if isinstance(last, ast.Expr):
             value = FunctionType(compile(ast.Expression(last.value), name, "eval"), space)()
@@ -193,6 +196,7 @@ def _show(error: BaseException, source: bytes, name: str = NAME) -> None:
     text = source.decode(errors="replace")
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     trace = error.__traceback__
+    # Frames above the program's first line are this package's, and would show how it is run.
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)

@@ -99,12 +99,15 @@ def build(machine: str, pid: int, has_own_files: bool) -> list[bytes]:
     column = (X86, ARM).index(machine)
     code = [
         _step(_LOAD, _ARCHITECTURE_AT),
+        # Numbers of another architecture mean other calls, so its processes are killed before any number is compared.
         _step(_EQUAL, _ARCHITECTURE[machine], 1, 0), _step(_RETURN, _KILL),
         _step(_LOAD, _NUMBER_AT),
         _step(_AT_LEAST, _SECOND_TABLE, 0, 1), _step(_RETURN, _REFUSE),
         # The C library asks for clone3 first and falls back to clone, whose flags a filter can read.
         _step(_EQUAL, 435, 0, 1), _step(_RETURN, _MISSING),
     ]  # fmt: skip
+    # Each allowed number is one comparison and one return; a number
+    # that matches none falls through to the refusal at the end.
     for name, numbers in ALLOWED.items():
         if (number := numbers[column]) is not None and (has_own_files or name not in _OF_FILES):
             code += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW)]
@@ -114,6 +117,7 @@ def build(machine: str, pid: int, has_own_files: bool) -> list[bytes]:
 
 
 def _conditional(pid: int) -> list[tuple[tuple[int, int], list[bytes]]]:
+    # A filter sees arguments and not what pointers point to, so calls are judged by numbers and flags alone.
     flags = _NEW_NAMESPACE | _SHARE_MEMORY | _THREAD
     return [
         ((56, 220), [_argument(0), _step(_AND, flags), *_one_of(_SHARE_MEMORY | _THREAD)]),  # clone

@@ -77,12 +77,14 @@ def _run(job: SandboxJob) -> int | None:
     """Run a job and return its program's status. Only the program's own process comes back."""
     pass_over_stop_signals()
     kernel.die_with_parent()
+    # The parent may have died before the death signal was set: nobody would ever end this process.
     if job.parent and os.getppid() != job.parent:
         os._exit(1)
     with open(job.source, "rb") as file:
         source = None if job.is_kept else file.read()
     # The limit on threads counts those of a user in all its processes, but in a user namespace only those inside.
     others = _threads_of_all()
+    # Entered before the fork: a process namespace holds for children only.
     has_namespaces = "namespaces" in job.walls and namespaces.enter()
     job.threads += 0 if has_namespaces and os.getuid() == namespaces.NOBODY else others
     child = os.fork()
@@ -99,6 +101,7 @@ def _run(job: SandboxJob) -> int | None:
     if job.seed is not None:
         program.reseed(job.seed)
     del job, others
+    # Everything but the three streams, the report among them: the program cannot speak to its witness.
     os.closerange(3, 1 << 16)
     _forget()
     return program.serve() if source is None else program.become(source)
@@ -158,6 +161,8 @@ def _witness(child: int, job: SandboxJob) -> None:
             waiting.unregister(job.report)
     _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
+    # The soft and the hard limit are equal, so the kernel kills at once
+    # where it would have sent SIGXCPU; the time used tells the two apart.
     if code == -9 and used.ru_utime + used.ru_stime > job.cpu_seconds - 0.1:
         code = -24
     _say(job.report, f"exit {code}" if code >= 0 else f"signal {-code}")
@@ -182,6 +187,8 @@ def _wall_in(job: SandboxJob, has_namespaces: bool) -> list[str]:
         writable.append(namespaces.WORK)
     readable += job.packages
     _limit(job)
+    # The order matters: mounts need rights, so rights are dropped after them. A change of user undoes the death
+    # signal, so it is set again. Landlock needs no_new_privs. seccomp comes last, because it forbids these calls.
     _drop_rights(readable)
     kernel.die_with_parent()
     kernel.never_gain_privileges()
@@ -221,6 +228,7 @@ def _limit(job: SandboxJob) -> None:
     }
     for name, wanted in limits.items():
         _, hard = resource.getrlimit(name)
+        # A hard limit can only be lowered by anyone but root.
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(name, (limit, limit))
 

@@ -35,10 +35,14 @@ def main() -> None:
     except Exception as error:
         asked.send(f"{name} cannot be imported: {type(error).__name__}: {error}".encode()[:2000])
         return
+    # What a forked program's start and end import, so that no child imports them again.
     for name in ("ast", "random", "traceback", "linecache", "json", "io"):
         importlib.import_module(name)
     gc.collect()
+    # Objects of the template leave the collector's lists: a collection
+    # in a child would write to their headers, and so copy their pages.
     gc.freeze()
+    # Nobody waits for the children; the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     own = os.getpid()
     asked.send(b"ready")
@@ -47,6 +51,7 @@ def main() -> None:
         if not said:
             return
         if len(ends) == _ENDS and os.fork() == 0:
+            # The child is a witness, which waits for its own child.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             asked.detach()
             start.forked(own, ends, control, said.decode().split("\0"))
