@@ -72,7 +72,9 @@ class ArithmeticTask:
 
 @lru_cache(maxsize=4096)
 def _question(task: ArithmeticTask, number: int) -> Question:
+    # Everything but the size: a larger set must begin with the questions of a smaller one.
     settings = digest(task.terms, task.lowest, task.highest, task.operators, task.phrase)
+    # A generator of its own for each question: any index can be made without those before it.
     draw = Random(f"arithmetic/{task.seed}/{number}/{settings}")
     numbers = [draw.randint(task.lowest, task.highest) for _ in range(task.terms)]
     operators = [draw.choice(task.operators) for _ in range(task.terms - 1)]

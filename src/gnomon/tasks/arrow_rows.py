@@ -69,6 +69,8 @@ def _different(reader: Any, compared: Sequence[str], is_merging: bool) -> tuple[
     Batches are merged by themselves and then with each other, so that the whole table is never in memory.
     """
     arrow = import_optional("pyarrow", "tables", "a table")
+    # `kept` holds the different rows of each batch; `classes` maps
+    # every row read to a row of the concatenation of these.
     kept, classes = [reader.schema.empty_table()], [np.zeros(0, np.int64)]
     for batch in reader:
         table, codes = _merged(arrow.Table.from_batches([batch]), compared if is_merging else ())
@@ -76,6 +78,7 @@ def _different(reader: Any, compared: Sequence[str], is_merging: bool) -> tuple[
         kept.append(table)
     table, codes = _merged(arrow.concat_tables(kept), compared if is_merging else ())
     codes = codes[np.concatenate(classes)]
+    # A stable sort keeps the rows of one class in file order, so the first of each group is the row that is kept.
     order = np.argsort(codes, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1) if len(order) else []
     return table, [group.tolist() for group in groups]
@@ -90,6 +93,8 @@ def _merged(table: Any, compared: Sequence[str]) -> tuple[Any, Codes]:
         codes = _joined([_codes(table.column(name)) for name in compared]) if compared else np.arange(len(table))
     except NotImplementedError:  # pyarrow's own class derives from it
         codes = np.arange(len(table))
+    # np.unique numbers the classes by value. They are renumbered in
+    # order of first appearance, so that rows stay in file order.
     _, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(firsts)
     places = firsts[order]
@@ -109,8 +114,10 @@ def _codes(column: Any) -> Codes:
     arrow = import_optional("pyarrow", "tables", "a table")
     column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     kind = column.type
+    # A struct is its fields and whether it is null: a null struct and a struct of nulls are two values.
     if arrow.types.is_struct(kind):
         return _joined([column.is_null().to_numpy(zero_copy_only=False), *map(_codes, column.flatten())])
+    # A dictionary encoding numbers equal cells alike; null, which has no number there, becomes -1.
     if not (arrow.types.is_list(kind) or arrow.types.is_large_list(kind)):
         if not arrow.types.is_dictionary(kind):
             column = column.dictionary_encode()
@@ -119,6 +126,7 @@ def _codes(column: Any) -> Codes:
     longest = int(lengths.max(initial=0))
     if longest > _LONGEST:
         raise NotImplementedError(f"lists of {longest} elements")
+    # The appended -1 is what index -1 finds: the place of an element that a shorter list does not have.
     inner = np.append(_codes(column.flatten()), -1)
     begins = np.cumsum(np.maximum(lengths, 0)) - np.maximum(lengths, 0)
     elements = (np.where(lengths > place, begins + place, -1) for place in range(longest))
@@ -131,6 +139,8 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> Codes:
     for part in parts:
         if len(part) and (part != part[0]).any():
             _, codes = np.unique(part, return_inverse=True)
+            # Two numbers become one as digits of a mixed base. They are renumbered
+            # after each part, so products stay below rows squared and do not overflow.
             _, total = np.unique(total * (int(codes.max()) + 1) + codes, return_inverse=True)
     return total
 
@@ -150,6 +160,7 @@ def _shortest(value: Any, kind: Any) -> Any:
         import numpy as np
 
         short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
+        # Whole numbers up to 2**24 are the same in float32, and need no detour over text.
         if short is None or (value.is_integer() and abs(value) <= 2**24):
             return value
         return float(str(short(value)))

@@ -132,6 +132,7 @@ def published_sets(kind: str) -> dict[str, dict[str, Any]]:
         name: {
             **known,
             "suffix": _TABLE["suffixes"][known["suffix"]],
+            # A number or a box within a thought is no answer of a model that thinks; for others nothing changes.
             "rewards": tuple(replace(reward, within="after_thinking") for reward in _REWARDS[known["rewards"]]),
             "reference": tuple(_TABLE["references"][known["reference"]]),
         }
@@ -218,9 +219,11 @@ class BenchmarkTask:
             prompt_column=published.prompt_column,
             answer_column=published.answer_column,
             require_answer=published.answer_column is not None,
+            # A test set is asked whole: numbers are comparable with published ones only if every row counts.
             repeated="keep",
             set=self.benchmark,
         )
+        # A single file has no split, and a local folder no subset.
         if self.path is None or not is_file_name(self.path):
             read = replace(read, split=published.split, subset=published.subset if self.path is None else None)
         try:
@@ -249,6 +252,7 @@ class BenchmarkTask:
                 columns["tests"] = published.tests(question.columns)
             except ValueError as error:
                 raise DatasetError(f"{self.path or self.benchmark}: question '{question.id}': {error}") from error
+            # The packed cases may be megabytes a row, and `tests` holds them unpacked.
             for column in (PUBLIC, PRIVATE):
                 columns.pop(column, None)
         return replace(question, content=content, columns=columns)

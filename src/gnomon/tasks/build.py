@@ -183,6 +183,7 @@ def named(name: str) -> TaskConfig:
     """
     if name in NAMED:
         return NAMED[name]
+    # Test sets come first: `gnomon evaluate --task gsm8k` must not ask training questions.
     known_set = benchmark_named(name) or published_named(name)
     if known_set is not None:
         return known_set
@@ -206,6 +207,7 @@ def named_for_training(name: str) -> TaskConfig:
     >>> named_for_training("gsm8k").kind, named("gsm8k").kind
     ('published', 'benchmark')
     """
+    # A hub name or a path means what it says; only a bare name is read as the training questions.
     return (published_named(name) if "/" not in name.partition("=")[0] else None) or named(name)
 
 
@@ -305,6 +307,7 @@ def build_split(
         ConfigError: There are too few different questions to hold out, or none left to train on; or the training task
             is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
+    # Refused before anything is read: a table of millions of rows takes minutes.
     _check_trainable(config)
     if answers:
         config = with_dataset_answers(config, answers)
@@ -319,6 +322,7 @@ def build_split(
     else:
         sides = _split(config, held_out)
     train, kept_back = sides
+    # Held-out questions win. `check_disjoint` then proves the result by a second look.
     remaining = disjoint(train, kept_back)
     check_disjoint(remaining, kept_back)
     common = overlap(remaining, kept_back)
@@ -331,6 +335,7 @@ def build_split(
             f"each row is read with another row's answer, and '{config.name}' has one to train on; add rows, or lower "
             "held_out.size"
         )
+    # Preferences and labels have one answer a row; only data of `gnomon sft` may have several in a conversation.
     own = answers == "data"
     trained, said = one_answer_each(remaining, renderer) if own else (remaining, "")
     measured, also_said = one_answer_each(kept_back, renderer) if own and is_answered else (kept_back, "")
@@ -379,6 +384,8 @@ def marked(sets: Iterable[TaskSet], tokenizer: ChatTokenizer) -> str:
 
     Such questions were put into a chat's form before, and would be within a turn, their marks as plain text.
     """
+    # What the template writes around an empty message are the marks of this model's
+    # chat; other control tokens are no sign of a chat that was rendered before.
     probe: Message = {"role": "user", "content": ""}
     written: str | None = ""
     with suppress(ConfigError):
@@ -402,6 +409,7 @@ def _count(sets: Iterable[TaskSet], is_so: Callable[[Content], bool]) -> tuple[i
 
 def _count_in(asked: QuestionSet, is_so: Callable[[Content], bool]) -> tuple[int, int]:
     source = asked
+    # Views are taken off until the set itself shows whether it is a table.
     while isinstance(source, Subset):
         source = source.source
     if isinstance(source, Mixture):
@@ -472,6 +480,7 @@ def check_context(tasks: TaskSet, context_length: int | None, max_completion_len
     each = [(task.id, len(task.prompt), task.longest) for task in (tasks[index] for index in places)]
     if context_length is None:
         return
+    # The dataset's own answers: they are longer than their prompt, and do not fit.
     whole = [(name, length) for name, prompt, length in each if length > max(prompt, context_length)]
     if whole:
         raise DatasetError(
@@ -525,6 +534,8 @@ def _other_seed(config: _Generated, held_out: HeldOut, is_short_refused: bool = 
     """
     if config.seed == held_out.seed:
         raise ConfigError(f"'{config.name}' and held_out have the same seed {config.seed}; give them different ones")
+    # A generator with few different questions repeats itself. The number drawn is doubled
+    # until enough are different, no new ones come, or sixteen times as many were drawn.
     size, before, most = min(max(held_out.most, 1), _FEW), 0, 16 * held_out.most
     while True:
         drawn: QuestionSet = replace(config, seed=held_out.seed, size=size).questions()
@@ -547,6 +558,7 @@ def _split_mixture(config: MixtureTask, held_out: HeldOut) -> _Sides:
     trained: list[QuestionSet] = []
     kept_back: list[QuestionSet] = []
     for part, trained_share, kept_share in zip(config.parts, train_shares, held_out_shares, strict=True):
+        # At least one of each part, or a part with a small share would never be evaluated.
         own = replace(held_out, size=max(kept_share, min(held_out.most, 1)))
         train, kept = _split(_sized(part.task, trained_share), own)
         trained.append(train)

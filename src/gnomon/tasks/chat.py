@@ -21,6 +21,7 @@ from gnomon.tasks.rendered import THOUGHTS, Looks, Template, is_kept_whole, name
 _NOTHING = Further()
 _SHOWN = 80
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# Characters without a meaning of their own: no tokenizer or template treats them specially.
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 
 
@@ -90,6 +91,7 @@ class ChatRenderer:
                 f"{further.where}: it is a text, which asks nothing, so no answer is generated; remove the rewards"
             )
         messages = self._messages(question)
+        # Control strings of the content are hidden before the template runs, and put back as plain text after it.
         hidden = hide(self.tokenizer, messages, self._tools(further), further.switches)
         with _naming(further.where):
             rendered = self.tokenizer.template(hidden.messages, hidden.tools, hidden.switches)
@@ -109,6 +111,7 @@ class ChatRenderer:
             if rendered is not None:
                 return tuple(tuple(hidden.encode(piece)) for piece in rendered.split(mark))
             plain = [tuple(self.tokenizer.encode_plain(piece)) for piece in transcript(messages).split(mark)]
+            # Only the first piece begins the text; the others stand within it.
             return ((*self.tokenizer.begin, *plain[0]), *plain[1:])
 
     def conversation(
@@ -138,6 +141,7 @@ class ChatRenderer:
             raise DatasetError(f"{further.where}: it has no answer to train on; give it one, or leave the row out")
         if not question:
             return self._text(turns[0]["content"], further)
+        # The call checks the prompt, and makes the looks that are asked below.
         prompt, asked = self(question, further), self._messages(question)
         hidden = hide(self.tokenizer, [*asked, *turns], self._tools(further), further.switches)
         with _naming(further.where):
@@ -187,6 +191,8 @@ class ChatRenderer:
                 f"{further.where}: the text holds {found[0]!r}, which would be trained on as letters and not as the "
                 "token; give a conversation as messages, which the model's chat template writes"
             )
+        # The first token has nothing before it to be predicted from: it
+        # becomes the prompt, unless the tokenizer puts a token in front.
         ids = (*self.tokenizer.begin, *self.tokenizer.encode_plain(text), *self.tokenizer.stop_ids[:1])
         start = len(self.tokenizer.begin) or 1
         return RenderedConversation(ids[:start], ids[start:], (True,) * len(ids[start:]))
@@ -199,6 +205,8 @@ class ChatRenderer:
             before, after = self._around(hidden, place)
             named = f"{where}: the model's chat template"
             content = hidden.messages[place]["content"]
+            # A template may open the thought in the prompt and drop the thought of a finished answer. With one
+            # answer the text can be put together here; with several, later ones would follow a changed history.
             thought = None if after.startswith(before) or len(answers) > 1 else _behind_thought(before, content)
             if thought is not None:
                 stops = (self.tokenizer.spelled([i]) for i in self.tokenizer.stop_ids)
@@ -222,6 +230,7 @@ class ChatRenderer:
                     "trained on as it writes it; remove what it leaves out (thoughts), or use a template that shows it"
                 )
             end = self._end_of_answer(text, named)
+            # What stands between two answers (end of turn, the user's message, the header) is read and not trained on.
             if begun is not None:
                 yield whole[begun : len(before)], False
             yield text[:end], True
@@ -336,6 +345,8 @@ class Hidden:
         if not self.originals:
             return list(self.tokenizer.encode(rendered))
         ids: list[int] = []
+        # The split keeps the stand-ins as pieces of their own. Each piece is encoded
+        # by itself, so no token spans what the template wrote and what it was given.
         for piece in re.split(f"([{''.join(self.originals)}])", rendered):
             if piece in self.originals:
                 ids += self.tokenizer.encode_plain(self.originals[piece])
@@ -352,6 +363,7 @@ def hide(
 ) -> Hidden:
     """Return messages, tools and variables with the control strings in them hidden; unchanged where there are none."""
     given = switches or {}
+    # Roles need no look: they are from a fixed list.
     texts = [message["content"] for message in messages]
     texts += [json.dumps([tools, given], ensure_ascii=False, default=str)] if tools or given else []
     found = [c for c in tokenizer.control_strings if c and any(c in text for text in texts)]
@@ -384,6 +396,7 @@ def _behind_thought(before: str, content: str) -> str | None:
     >>> _behind_thought("Hi<think>\n", "<think>\nhm</think>Salve"), _behind_thought("Hi<think>\n", "Salve")
     ('hm</think>Salve', None)
     """
+    # Both must open the thought: else the answer would lose a tag that the prompt does not have.
     tag = next((tag for tag in THOUGHTS if before.rstrip().endswith(tag)), None)
     opens = tag is not None and content.lstrip().startswith(tag)
     return content.lstrip().removeprefix(str(tag)).lstrip("\n") if opens else None

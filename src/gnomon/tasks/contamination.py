@@ -82,10 +82,13 @@ def overlap(train: Dataset[HasText], held_out: Dataset[HasText]) -> Overlap:
     rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, own in enumerate(words):
         whole[tuple(own)].append(index)
+        # A set: a row that repeats within one question counts once.
         for row in set(_rows(own, length)):
             rows[row].append(index)
     same: dict[int, str] = {}
     seen: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    # A row of n words can be shared only where all n occur in some held-out question:
+    # long training texts are cut to such stretches, which spares most of the hashing.
     known = {word for own in words for word in own}
     for number in track(range(len(train)), "comparing questions", len(train)):
         item = train[number]
@@ -94,11 +97,14 @@ def overlap(train: Dataset[HasText], held_out: Dataset[HasText]) -> Overlap:
             same |= {index: item.id for index in whole[tuple(own)] if index not in same}
             continue
         for row in {row for stretch in _stretches(own, known) for row in _rows(stretch, length)}:
+            # One more than the bound is recorded, to tell a template from a copy, and no further ones, to bound memory.
             if row in rows and len(seen[row]) <= TEMPLATE:
                 seen[row].append(number)
     near: dict[int, int] = {}
     for row, trained in seen.items():
         if len(trained) <= TEMPLATE:
+            # Numbers are in training order, so the first is the least: the
+            # earliest question that a held-out one resembles is shown.
             near |= {index: min(near.get(index, trained[0]), trained[0]) for index in rows[row]}
     return Overlap(
         held_out=len(texts),
@@ -115,6 +121,7 @@ def _words(text: str) -> list[str]:
 
 def _row_length(lengths: Sequence[int]) -> int:
     ordered = sorted(lengths) or [LONGEST]
+    # The 5th percentile: 95% of the held-out questions are at least so long, as in GPT-3's study.
     return max(SHORTEST, min(LONGEST, ordered[int(0.05 * (len(ordered) - 1))]))
 
 

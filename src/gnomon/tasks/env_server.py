@@ -74,6 +74,7 @@ class AgentProgram:
         else:
             function = find_member(self._plan.use, "agent")
             offered = {**{str(name): value for name, value in columns.items()}, "prompt": prompt}
+            # Settings win over columns of the same name: the experiment is more explicit than the row.
             given = {**accepted_arguments(function, offered), **self._plan.settings}
             said = await maybe_await(function(**given))
         if said is None or isinstance(said, str):
@@ -107,7 +108,9 @@ async def _run(command: tuple[str, ...], prompt: str, columns: Mapping[str, Any]
     assert program.stdout is not None
     assert program.stderr is not None
     program.stdin.write(json.dumps({**columns, "prompt": prompt}, default=str).encode())
+    # The program must see the end of its input, or one that reads all of it would wait for ever.
     program.stdin.close()
+    # Both at once: a program that fills one pipe while the other is read would stand still.
     printed, warned = await asyncio.gather(_read(program.stdout), _read(program.stderr))
     status = await program.wait()
     if status:
@@ -185,6 +188,7 @@ class EnvServer:
         try:
             return self._do(request)
         except ToolRaised as error:
+            # A sandbox that did not run is the machine's fault: the rollout is lost and not graded.
             return {"fault": shorten(str(error)), "is_lost": isinstance(error.__cause__, NotRun)}
         except BaseException as error:
             return {"fault": _cause(error)}
@@ -194,6 +198,7 @@ class EnvServer:
             case "describe":
                 return {"fault": None, "schemas": list(self._made().schemas)}
             case "reset":
+                # A worker may have been asked `describe` before; each rollout has an instance of its own.
                 self._adapter = None
                 os.environ.update(request.get("variables", {}))
                 seed_all(request["luck"], "environment")
@@ -201,6 +206,7 @@ class EnvServer:
             case "step":
                 return _told(self._run(self._made().reply(request["text"])))
             case _:
+                # Taken off first: an `end` that raises must not be called twice.
                 adapter, self._adapter = self._made(), None
                 try:
                     return {"fault": None, "reward": self._run(adapter.end())}

@@ -154,6 +154,7 @@ class EnvironmentConfig:
         check_names(self.packages)
         has_use, has_tools = bool(self.use), bool(self.tools)
         of_agent = bool(self.command) + bool(self.server)
+        # Each kind needs its own of use, tools, command and server; any other combination would be ignored silently.
         fits = {
             "tools": has_tools and not has_use,
             "trl": has_use or has_tools,
@@ -168,6 +169,7 @@ class EnvironmentConfig:
             raise ConfigError(
                 f"environment.use = '{self.use}' is no address; kind = \"openenv\" needs {_NEEDS['openenv']}"
             )
+        # Names of packages' environments have forms of their own, which the packages check.
         if self.kind not in PACKAGES:
             named = (*((self.use,) if has_use else ()), *(tool for tool in self.tools if tool not in (PYTHON, SHELL)))
             _check_names(named)
@@ -207,6 +209,7 @@ class EnvironmentConfig:
         if self.sandbox != "docker" and self.sandbox != "podman":
             return None
         bounds = SandboxLimits(
+            # A tool has four fifths of a reply's time, so that its own limit is hit before the worker is ended.
             wall_seconds=0.8 * self.timeout_seconds, memory_mib=max(64, round(self.memory_gib * 1024) or 4096),
             output_kib=64, files_mib=256, threads=256,
         )  # fmt: skip
@@ -218,6 +221,8 @@ class EnvironmentConfig:
         if self.kind != "verifiers":
             return self.kind == "agent" or self.is_self_play
         try:
+            # Version 0.4 replaced the environments of 0.1 by harnesses that call the model
+            # themselves. Read from the metadata: importing the package takes seconds.
             return not version("verifiers").startswith("0.1.")
         except PackageNotFoundError:
             return False
@@ -327,6 +332,7 @@ class UserEnv:
             raise TypeError(f"step returned {type(reply).__name__}, expected a Reply or a text")
         if not isinstance(reply.text, str) or reply.role not in ("user", "tool"):
             raise TypeError(f"step returned a Reply without text or with a role that is none: {reply!r}")
+        # Environments compute with NumPy, whose truth values are no bool.
         done = reply.is_done.item() if hasattr(reply.is_done, "item") else reply.is_done
         if not isinstance(done, bool):
             raise TypeError(f"step returned a Reply with is_done = {done!r}, expected True or False")
@@ -428,6 +434,7 @@ def check_class(plan: EnvironmentConfig) -> None:
         ConfigError: The class has no reset or step, or takes other settings.
     """
     made = find_member(plan.use, "environment", "class")
+    # A factory function is taken as well; what it returns is not known before it is called.
     lacks = [name for name in ("reset", "step") if not callable(getattr(made, name, None))]
     if lacks and inspect.isclass(made):
         raise ConfigError(f"environment '{plan.use}' has no {' and no '.join(lacks)}: a class with reset and step")

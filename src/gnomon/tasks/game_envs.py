@@ -32,6 +32,7 @@ from gnomon.tasks.environment import (
 from gnomon.tasks.tools import find_calls
 
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+# An ANSI color sequence; the group is the color, and empty where the sequence resets it.
 _COLOR = re.compile(r"\x1b\[(?:\d+;)*?(?:(?:[349]|10)([0-7])|\d*)(?:;\d+)*m")
 
 
@@ -50,6 +51,7 @@ class GymnasiumEnv:
         named = settings.pop("actions", None)
         try:
             self._env = gymnasium.make(plan.use, **settings)
+            # Made twice, since the render modes are known only once it is made.
             if "render_mode" not in settings and "ansi" in self._env.metadata.get("render_modes", ()):
                 self._env = gymnasium.make(plan.use, render_mode="ansi", **settings)
         except Exception as error:
@@ -80,6 +82,7 @@ class GymnasiumEnv:
         action: Any = text
         if self._names:
             listed = "|".join(map(re.escape, self._names))
+            # No action within a longer word or number: "1" in "10" or "1.5", "up" in "upper".
             found = re.findall(rf"(?<![\w-])(?<!\d\.)(?:{listed})(?!\w|\.\d)", text, re.IGNORECASE)
             if not found:
                 return EnvReply((("user", f"Name one of these actions: {_few(self._names)}."),))
@@ -140,6 +143,7 @@ class TextArenaEnv:
     async def reply(self, text: str) -> EnvReply:
         """Give it the answer as a move."""
         is_over = self.game.step(text)[0] or await self._others()
+        # `close` returns the rewards of all players, and only a finished game has them.
         reward = float(self.game.close()[0][self._player]) if is_over else None
         return EnvReply((("user", self.turn()[1]),), checked_reward(reward), bool(is_over))
 
@@ -167,6 +171,7 @@ class TextArenaEnv:
         player, said = self.game.state.current_player_id, self.game.state.get_current_player_observation()
         texts = [
             f"[Player {who}] {text.strip()}" if kind == self._said_by_player else text.strip()
+            # What the seat itself said is in its conversation already.
             for who, text, kind in said
             if kind != self._said_by_player or who != player
         ]
@@ -191,6 +196,7 @@ class TextArenaSelfPlay:
             ValueError: The question holds what one of the seats is shown.
         """
         self._env.deal(columns)
+        # The rollout's address and key, as any agent finds them.
         where, said = urlsplit(os.environ["OPENAI_BASE_URL"]), dict[int, list[dict[str, str]]]()
         path, key = f"{where.path}/chat/completions", os.environ["OPENAI_API_KEY"]
         is_over = False
@@ -203,6 +209,7 @@ class TextArenaSelfPlay:
             talk.append({"role": "user", "content": shown})
             body = {"model": f"player_{player}", "messages": talk}
             status, reply = await exchange(str(where.hostname), where.port or 80, path, key, body)
+            # The rollout ended at one of its limits, and the game stands where it is.
             if status != HTTPStatus.OK:
                 break
             talk.append(reply["choices"][0]["message"])
@@ -270,6 +277,7 @@ class OpenEnvEnv:
             try:
                 result = await self._client.step(step)
             except RuntimeError as error:
+                # The client has one exception for everything; only a malformed action is the policy's fault.
                 if "VALIDATION_ERROR" not in str(error):
                     raise
                 said.append(f"No such action: {json.dumps(step)}")
@@ -335,6 +343,7 @@ def check_game(plan: EnvironmentConfig) -> None:
     Raises:
         ConfigError: It cannot be made or begun, says nothing that a text can answer, or draws what no seed decides.
     """
+    # Two instances with one seed: advantages compare the answers of a group, which must play the same game.
     if _opened(plan, 0) != _opened(plan, 0):
         raise ConfigError(
             f"'{plan.use}' begins otherwise each time with the same seed, so that a group would play several games; "

@@ -59,9 +59,11 @@ def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits, cut
     """
     said = ""
     for tasks in sets:
+        # A reward is tried alone: an answer must earn 1 from each, whatever their weights.
         for reward in grading.rewards:
             light, heavy = _sorted(tasks, reward, cut)
             if heavy:
+                # Evenly spaced over the table: the first rows of many sets are the easy ones.
                 some = heavy[:: -(-len(heavy) // MOST_HEAVY)]
                 if len(some) < len(heavy):
                     said = (
@@ -83,6 +85,7 @@ def _sorted(
     judged: dict[str, str | None] = {}
     for asked in track(_asked(tasks), f"checking the answers of {tasks.name}", len(tasks)):
         value = str(asked.columns.get(getattr(reward.verifier, "column", "answer")))
+        # Each different value is judged once: tables repeat answers many times.
         if value not in judged:
             judged[value] = None
             sample = Sample(asked.text, "", columns=asked.columns)
@@ -95,6 +98,8 @@ def _sorted(
                     heavy.append((asked, sample))
                     continue
                 earned, why = reward.verifier(sample), "earns {:g} when it is given as the answer"
+                # The form of the answer may have ended at a stop string. The bare
+                # value, or its last word, shows whether any form of it survives.
                 if earned != 1.0 and sample.completion != said:
                     short = [replace(sample, completion=cut(text)) for text in (value, *said.split()[-1:])]
                     earned, why = max(map(reward.verifier, short)), f"{why}: a stop string (sampling.stop) cuts it"
@@ -124,6 +129,8 @@ def sparse_rows(sets: Sequence[TaskSet], most: int = 6) -> dict[str, list[Sample
             columns = frozenset(name for name, value in asked.columns.items() if value is not None)
             first, count = found.get(columns, (asked, 0))
             found[columns] = first, count + 1
+    # Rows with the fewest columns are the ones that a reward may
+    # find something missing in; the fullest one is the usual row.
     ordered = sorted(found, key=len)
     sparse = [found[columns] for columns in [*ordered[: most - 1], *ordered[most - 1 :][-1:]] if len(found) > 1]
     return {

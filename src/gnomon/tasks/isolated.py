@@ -40,9 +40,11 @@ def generate_in_subprocess(generator: str, parameters: Mapping[str, Any], seed: 
         DatasetError: Generation failed; the message holds the last line of the child's error output.
     """
     request = {"generator": generator, "parameters": dict(parameters), "seed": seed, "size": size}
+    # Absolute, since the child starts in another folder; the empty entry, which means the current one, is left out.
     path = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path}
     command = [sys.executable, "-c", _CHILD]
+    # Some generators write files where they stand.
     with tempfile.TemporaryDirectory() as folder:
         child = subprocess.run(
             command, input=codec.encode(request), capture_output=True, env=environment, cwd=folder, check=False
@@ -61,6 +63,7 @@ def serve() -> None:
     """Read one request from standard input, write its items to standard output: the child's whole work."""
     request = codec.decode(sys.stdin.buffer.readline())
     seed, size = request["seed"], request["size"]
+    # Snippets that print would break the one line of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         import numpy as np
         import reasoning_gym
@@ -68,6 +71,7 @@ def serve() -> None:
         source = reasoning_gym.create_dataset(request["generator"], seed=seed, size=size, **request["parameters"])
         items = []
         for index in range(size):
+            # Before each item and not once: item i must not depend on how much the items before it drew.
             random.seed(seed + index)
             np.random.seed(seed + index)
             items.append(json_safe(source[index]))

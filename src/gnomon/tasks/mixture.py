@@ -48,6 +48,7 @@ class Mixture:
         orders = []
         for label, part in zip(self._labels, self._parts, strict=True):
             order = list(range(len(part)))
+            # Seeded by the part's name: another part that is added changes no order of the others.
             Random(f"mixture/{seed}/{label}").shuffle(order)
             orders.append(iter(order))
         self._where = [(part, next(orders[part])) for part in places]

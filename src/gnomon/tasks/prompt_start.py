@@ -65,12 +65,17 @@ def beginning_of(tokenizer: ChatTokenizer, is_opening_shown: bool = True) -> Beg
         return Beginning(tokenizer)
     if asked is None:
         return Beginning(tokenizer)
+    # Templates with add_generation_prompt write more with it than without it. Of a template that
+    # writes the same either way, the turn it always begins is found by another conversation.
     plain = _always_begun(tokenizer, asked) if asked == plain else _shared(tokenizer, asked, plain)
+    # What stands before an answer in a conversation is the header
+    # alone; what a prompt has beyond it was opened for the answer.
     headers = _headers(tokenizer, plain)
     begun, ids = asked.removeprefix(plain), tokenizer.encode(asked)
     bare = [cut for header in headers if (cut := header[: _thought_at(header)]).strip()]
     header = min((cut for cut in bare if begun.startswith(cut)), key=len, default="")
     opened = Beginning(tokenizer, header).opening(ids)
+    # The last token that is no blank: templates often end with a line break.
     if opened and ids[-1 - _blank_end(tokenizer, ids)] in tokenizer.stop_ids:
         raise ConfigError(
             f"the model's chat template ends the assistant's turn itself: prompts end with {_end(asked)!r}, behind "
@@ -90,6 +95,7 @@ def _shared(tokenizer: ChatTokenizer, asked: str, plain: str) -> str:
     """Return ``plain``, or what both begin with where a template writes something behind the question in any case."""
     if asked.startswith(plain):
         return plain
+    # Compared token by token: a common beginning in characters may end within a control string.
     pairs = zip(tokenizer.encode(asked), tokenizer.encode(plain), strict=False)
     common = tokenizer.spelled([one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return common if _ASKED in common and asked.startswith(common) else plain

@@ -50,6 +50,7 @@ def python_tool(timeout_seconds: float, walls: Kind, packages: tuple[str, ...] =
 
 def kept(sandbox: LinuxSandbox) -> PythonTool:
     """Return the tool over an interpreter that is kept until the rollout ends."""
+    # The template is started before workers are forked, so that all of them share one.
     sandbox.forking().warm()
     made: list[Interpreter] = []
 
@@ -60,6 +61,7 @@ def kept(sandbox: LinuxSandbox) -> PythonTool:
             code: the code; it can use what earlier code defined
         """
         if not made:
+            # Drawn from the generator that the worker seeded for this rollout, so that a resumed run repeats it.
             made.append(Interpreter(sandbox, random.getrandbits(63)))
         try:
             outcome = await asyncio.to_thread(made[0].run, code)
@@ -120,6 +122,7 @@ class ContainerTools:
 
     async def _shown(self, run: Callable[[], Outcome]) -> str:
         outcome = await asyncio.to_thread(run)
+        # A command may have ended the container, by using up its memory for one.
         if not self._container().is_ended:
             return shown(outcome)
         self.end()
@@ -153,6 +156,7 @@ def shown(outcome: Outcome) -> str:
     text = "\n".join(part for part in parts if part) or "[no output]"
     if len(text) <= LONGEST_OUTPUT:
         return text
+    # The end is kept as well: that is where an error stands.
     half = LONGEST_OUTPUT // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
@@ -160,6 +164,7 @@ def shown(outcome: Outcome) -> str:
 @functools.cache
 def _sandbox(wall_seconds: float, walls: Kind, packages: tuple[str, ...], calls: int) -> Sandbox:
     """Return this machine's sandbox, its walls tried out once."""
+    # One process serves all calls of a rollout, and its limit on processor time cannot be reset between them.
     seconds = max(10, math.ceil(wall_seconds)) * calls
     bounds = SandboxLimits(wall_seconds=wall_seconds, cpu_seconds=seconds, output_kib=64)
     sandbox, _ = choose(walls, bounds, packages)

@@ -33,10 +33,12 @@ def dataset_fingerprint(tasks: TaskSet) -> str:
     order, another tokenizer or chat template, or a generator of another version gives another stamp.
     """
     digest = hashlib.blake2b(str(len(tasks)).encode(), digest_size=16)
+    # A step rounded up, so at most MOST are read; `or 1` is for an empty set.
     places = range(0, len(tasks), -(-len(tasks) // MOST) or 1)
     for index in track(places, "stamping prompts", len(places)):
         task = tasks[index]
         content = [task.id, task.prompt, task.text, dict(task.columns)]
+        # Appended only where there is one: fingerprints of runs without answers stay what they were.
         content += [task.response, task.mask] if task.response else []
         content += [task.contrast, task.contrast_mask] if task.contrast else []
         digest.update(json.dumps(content, sort_keys=True, default=str).encode(errors="backslashreplace"))
@@ -160,6 +162,7 @@ class TokenizedDataset:
     def __getitem__(self, index: int) -> Task:
         if index not in self._kept:
             task = self._rendered(index)
+            # Tasks are read in random order, so a cache of the most recent ones of a large table would rarely hit.
             if len(self._kept) >= _KEPT:
                 return task
             self._kept[index] = task
@@ -179,6 +182,8 @@ class TokenizedDataset:
             turns = question.rejected
             rewards: tuple[float | None, ...] = (1.0, 0.0)
             if self.answers == "labels":
+                # KTO's reference point needs an answer that does not belong to the question: the
+                # one half the set away is another row for every index, as long as there are two.
                 turns = self.questions[(index + len(self) // 2) % len(self)].answered
                 rewards = (1.0 if question.is_desired else -1.0, None)
             other = self.renderer.conversation(question.content, turns, further, tail)
@@ -214,6 +219,7 @@ def one_answer_each(asked: QuestionSet, renderer: Renderer) -> tuple[QuestionSet
         question = asked[number]
         places = [place for place, turn in enumerate(question.turns) if turn["role"] == "assistant"]
         further = replace(question.further, where=f"{asked.name}: question '{question.id}'")
+        # One answer is always written as the model is asked for it.
         if len(places) < 2 or renderer.is_one_text(question.content, question.turns, further):
             made.append(question)
             continue

@@ -55,6 +55,7 @@ class ReasoningGymTask:
             DatasetError: The first question cannot be made.
         """
         questions = ReasoningGym(self, _create(self))
+        # The first question is made at once: many generators refuse a setting only then.
         questions[0]
         return questions
 
@@ -86,6 +87,7 @@ class ReasoningGym:
         try:
             entry = self._source[number]
         except DatasetError:
+            # Raised by `_Isolated` with a message of its own.
             raise
         except Exception as error:
             raise DatasetError(

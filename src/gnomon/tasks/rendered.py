@@ -64,6 +64,7 @@ class Looks:
         Raises:
             ConfigError: If the template writes turns in another order.
         """
+        # First look: every text of this row must stand in its prompt.
         found = _without_switches(rendered)
         for place, message in enumerate(messages):
             if not any(_is_in(way, found) for way in _ways(message)):
@@ -71,6 +72,8 @@ class Looks:
         for tool in tools:
             if _squeezed(name_of(tool)) not in _squeezed(rendered):
                 return _said(tool, "its name")
+        # Second look: the same roles with words that occur nowhere else. A message that
+        # repeats another's text would pass the first look though the template left it out.
         roles = tuple(message["role"] for message in messages)
         places = {f"gnomon{place}probe": place for place in range(len(roles))}
         missing = self._absent(roles, places, tools[:1], switches, [*places])
@@ -98,6 +101,8 @@ class Looks:
         for name, value in switches.items():
             key = (name, repr(value), bool(tools))
             if key not in self._tried:
+                # Named in the template and changing what it writes: a switch
+                # may be read in a branch that this conversation never takes.
                 self._tried[key] = self.tokenizer.names_switch(name, bool(tools)) and self._works(
                     name, messages, tools, switches
                 )
@@ -110,6 +115,8 @@ class Looks:
     ) -> bool:
         value = switches[name]
         without = {key: other for key, other in switches.items() if key != name}
+        # Without it, or with another value: a switch that is set to
+        # the template's default changes nothing when it is left out.
         contrary = {**without, name: not value if isinstance(value, bool) else "gnomonother"}
         written = self.tokenizer.template(messages, tools, switches)
         with contextlib.suppress(ConfigError):
@@ -129,10 +136,12 @@ class Looks:
         Args:
             contents: The messages' contents, where they are known.
         """
+        # With given contents the presence of tools is enough; otherwise tools and documents are what is looked for.
         key = (roles, (bool(contents) and bool(tools)) or json.dumps([tools, switches.get(SHOWN)], default=str))
         if key not in self._tried:
             said = contents or [f"gnomon{place}asked" for place in range(len(roles))]
             messages = [{"role": role, "content": word} for role, word in zip(roles, said, strict=True)]
+            # A template may refuse made-up words where it took the row: nothing is then known, and nothing is missing.
             with contextlib.suppress(ConfigError):
                 rendered = self.tokenizer.template(messages, tools, switches) or ""
                 self._tried[key] = [word for word in words if word not in rendered]
@@ -161,6 +170,7 @@ class Looks:
             rendered = self.tokenizer.template(messages, tools, switches) or ""
         turns = [place for place, role in enumerate(roles) if role not in ("system", "developer")]
         for earlier, later in itertools.pairwise(turns):
+            # Last place against first: a template may write a message twice.
             if rendered.rfind(words[later]) < rendered.find(words[earlier]):
                 raise ConfigError(
                     f"the model's chat template writes message {later + 1} of {len(roles)}, the {roles[later]}'s, "
@@ -214,6 +224,7 @@ def _worded_schema(node: Any, words: dict[str, str], where: str = "") -> Any:
         elif key == "const" and isinstance(value, str) and value:
             made[key] = _word(words, f"the value {value!r}{place}")
         elif key == "properties" and isinstance(value, Mapping):
+            # Parameters are renamed too: their names are part of what a model must be told.
             renamed = {name: _word(words, f"the parameter '{name}'") for name in value}
             made[key] = {renamed[name]: _worded_schema(part, words, str(name)) for name, part in value.items()}
         elif key in _SUBSCHEMAS and isinstance(value, Mapping):

@@ -29,6 +29,7 @@ RESERVED = frozenset(
 _ELSE = "or name it in task.reward_columns where only rewards read it"
 
 
+# A name in braces that follows no letter, brace, ^, _ or backslash: \boxed{x} and x^{n} are TeX and no columns.
 _FIELD = re.compile(r"(?<![A-Za-z}^_\\])\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 _QUESTION = "question"
 
@@ -107,6 +108,7 @@ def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) ->
     >>> further_of({"prompt": "2+2=", "images": ["cat.png"]})[1].partition(";")[0]
     'images: gnomon trains on text alone'
     """
+    # A null or empty column is no input: Arrow gives every row every column.
     given = {name: value for name, value in values.items() if name not in reward_columns and not _is_empty(value)}
     media = [name for name in MEDIA if name in given]
     if media:
@@ -119,6 +121,7 @@ def further_of(values: Mapping[str, Any], reward_columns: Sequence[str] = ()) ->
         return Further(), f"{KWARGS}: {flaw}, {_ELSE}"
     if isinstance(given.get("documents"), str):
         return Further(), f"documents: a list of objects with title and text is wanted, got text, {_ELSE}"
+    # A column of its own wins over the same name in chat_template_kwargs.
     own = {name: _without_nulls(given[name]) for name in SWITCHES if name in given}
     if own.get("enable_thinking", True) not in (True, False):
         return Further(), f"enable_thinking: true or false is wanted, got {own['enable_thinking']!r}, {_ELSE}"

@@ -33,9 +33,12 @@ def written(text: str) -> float:
     (0.1, '3.14159265358979323846')
     """
     value = float(text)
+    # Up to 15 significant digits survive a double, and 16 characters hold no more with their point.
     if value and len(text) < 17:
         return value
     try:
+        # `repr` is the shortest decimal that reads back as this double:
+        # equal means that nothing of the file's digits is lost.
         is_whole = Decimal(text) == Decimal(repr(value))
     except ArithmeticError:  # an exponent beyond those of Decimal
         is_whole = False
@@ -105,6 +108,8 @@ class Reading:
             return float(value) if math.isfinite(value) else self._refuse(place, _no_number(value))
         if isinstance(value, Mapping | list | tuple):
             return self._nested(value, place, depth)
+        # Told by name, since this module imports no NumPy. Its times
+        # have no Python value at all precisions and go on to `_odd`.
         if type(value).__module__ == "numpy" and type(value).__name__ not in ("datetime64", "timedelta64"):
             return self._value(value.tolist(), place, depth)
         return self._odd(value, place)
@@ -121,6 +126,7 @@ class Reading:
         """Return what is no JSON, as the text that it can only mean."""
         if isinstance(value, Decimal):
             return number_text(value) if value.is_finite() else self._refuse(place, _no_number(value))
+        # Before `date`, of which datetime is a subclass.
         if isinstance(value, datetime | time | timedelta):
             self.unsure[place] = "is a time, which can be written in many ways"
             return str(value) if isinstance(value, timedelta) else value.isoformat()
@@ -153,6 +159,7 @@ class Reading:
         return name
 
     def _refuse(self, place: str, why: str) -> None:
+        # Only the first is reported: others often follow from it.
         if self.flaw is None:
             self.flaw = f"{shortened(on_one_line(place))}: {why}"
 

@@ -134,6 +134,7 @@ def disjoint(train: Dataset[Item], held_out: Dataset[Item], least: int = 1) -> S
 
 def check_disjoint(train: Dataset[Item], held_out: Dataset[Item]) -> None:
     """Raise DatasetError naming the tasks whose question is in both sets; do nothing when there is none."""
+    # A second pass over finished sets, by their texts alone: it does not trust how they were made.
     kept_back = _keys(held_out)
     common = [t.id for t in _each(train) if comparison_key(t.text) in kept_back]
     if common:
@@ -159,9 +160,11 @@ def by_content(items: Dataset[Item], held_out: HeldOut) -> tuple[Subset[Item], S
     places: dict[str, list[int]] = {}
     for index in track(range(len(items)), _COMPARING, len(items)):
         places.setdefault(comparison_key(items[index].text), []).append(index)
+    # Ranked by a hash of the text, so that rows that are added to a file do not move the others across.
     ranked = sorted(places, key=lambda key: _position(key, held_out.seed))
     asked = min(held_out.most, max(1, int(held_out.fraction * len(places)))) if held_out.size is None else held_out.size
     if asked >= len(places):
+        # A tenth is what the message suggests; with one question nothing can be held out.
         fitting = max(1, len(places) // 10) if len(places) > 1 else 0
         raise ConfigError(
             f"'{items.name}' has {len(places)} different questions, and holding out {asked} leaves none to train on; "
@@ -223,12 +226,15 @@ class Repetitions:
         columns = question.columns
         asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
         answer = columns.get("answer")
+        # Without an answer, all columns together say what a row is.
         compared = {k: v for k, v in columns.items() if k not in NUMBERING} if answer is None else answer
         if question.turns:
             compared = [compared, question.turns]
         earlier, same = self._answered.setdefault(digest(asked, compared), (number, question))
+        # The row itself, if an equal one came before it, and its copies in any case.
         again = [other for other in (number, *copies) if other != earlier]
         self._repeating += len(again)
+        # The lowest row numbers are shown, whatever the order in which rows arrive.
         self._again = nsmallest(_SHOWN, [*self._again, *((other, earlier) for other in again[:_SHOWN])])
         if earlier == number:
             first = self._first.setdefault(asked, number)

@@ -84,6 +84,7 @@ def read_rows(path: str, subset: str | None, split: str, numbering: Collection[s
     if "://" in path:
         raise DatasetError(f"{path} is an address; download the file and name it, or write a dataset as OWNER/NAME")
     if not is_file_name(path) and _kind(Path(path)) == stat.S_IFREG:
+        # The head may say what the file is: a compressed file's name ends in .gz.
         with Path(path).open("rb") as opened:
             _check_head(Path(path), opened.read(_HEAD))
         raise DatasetError(f"{path} is a file of no known format; known are {', '.join(sorted(TABLE_SUFFIXES))}")
@@ -152,7 +153,10 @@ def _different(rows: Iterable[Row], numbering: Collection[str] | None) -> list[R
     for row in rows:
         key: Any = row.number
         with suppress(RecursionError):  # nested too deep, which is refused below
+            # Hashed, so that only 32 bytes a row are kept. repr tells 1
+            # from "1" and True, which are equal or alike as keys.
             compared = repr([item for item in row.values.items() if item[0] not in numbering])
+            # Each bad row is reported by itself.
             key = key if row.flaw else blake2b(compared.encode("utf-8", "surrogatepass")).digest()
         kept.setdefault(key, []).append(row)
     return [
@@ -169,6 +173,7 @@ def _check_head(file: Path, head: bytes) -> None:
     for mark, why in _NO_TABLES.items():
         if head.startswith(mark) or begun.startswith(mark):
             raise DatasetError(f"{file} {why.replace('FILE', str(file))}")
+    # Arrow has two formats, of which the stream has no mark.
     binary = {".parquet": b"PAR1", ".arrow": b""}
     if file.suffix.lower() in binary:
         return
@@ -181,6 +186,7 @@ def _check_head(file: Path, head: bytes) -> None:
 
 def _read_jsonl(file: Path) -> list[Row]:
     """Return the rows, of equal lines the first."""
+    # A byte order mark would be part of the first field's name.
     content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if content.lstrip()[:1] == b"[":
         raise DatasetError(f"{file} begins with [ and is one JSON list, not an object on each line; rename it to .json")
@@ -189,9 +195,12 @@ def _read_jsonl(file: Path) -> list[Row]:
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
+        # Equal lines are found before they are parsed: of a table that
+        # repeats rows a hundred times, parsing is most of the cost.
         numbers = places[blake2b(line.removesuffix(b"\n"), digest_size=16).digest()]
         if not numbers and line.strip():
             rows.append(_parse(number, line.removesuffix(b"\n")))
+        # A blank line has no number, so it is no copy of another one.
         if numbers or line.strip():
             numbers.append(number)
     copies = {numbers[0]: tuple(numbers[1:]) for numbers in places.values() if numbers}
@@ -276,6 +285,7 @@ def read_csv(file: Path) -> list[Row]:
                 names = _header(file, [cell.strip() for cell in cells], delimiter)
             elif cells:
                 rows.append(_cells(first, names, cells))
+            # A quoted cell may span lines: a row is named by the line on which it begins.
             first = lines.line_num + 1
     except csv.Error as error:
         raise DatasetError(
@@ -288,6 +298,7 @@ def _header(file: Path, names: list[str], delimiter: str) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DatasetError(f"{file}:1: the column {shortened(ascii(twice[0]))} is named twice; rename one of them")
+    # A header that is one cell with another delimiter inside: Excel writes semicolons in many countries.
     other = next((mark for mark in (";", "\t", ",", "|") if mark != delimiter and mark in "".join(names)), None)
     if len(names) < 2 and other is not None:
         raise DatasetError(
@@ -317,6 +328,7 @@ def _read_parquet(file: Path, numbering: Collection[str] | None) -> list[Row]:
 def _read_arrow(file: Path, numbering: Collection[str] | None) -> list[Row]:
     ipc = import_optional("pyarrow.ipc", "tables", "an Arrow file")
     with file.open("rb") as opened:
+        # `save_to_disk` writes the stream format, other programs the file format, both as .arrow.
         begin = ipc.open_file if opened.read(6) == b"ARROW1" else ipc.open_stream
     return read_arrow(file, "Arrow", lambda: begin(file.read_bytes()).read_all().to_reader(BATCH), numbering)
 
@@ -330,6 +342,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
         raise DatasetError(f"{name} is a single file and has no subset or split; write {name} alone")
     if kind not in (0, stat.S_IFDIR):
         raise DatasetError(f"{name} is {_NO_FILES[kind]}, and rows are read from a plain file or a folder")
+    # No name on the hub looks so: it is a path, and nothing is there.
     if not kind and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DatasetError(no_file(folder, TABLE_SUFFIXES))
     is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
@@ -362,6 +375,7 @@ def _hub_or_cache(config: Any) -> Iterator[None]:
     hub = urlsplit(config.HF_ENDPOINT)
     before = config.HF_HUB_OFFLINE
     try:
+        # Behind a proxy a direct connection fails although the hub can be reached.
         if not before and not getproxies():
             try:
                 socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_HUB_SECONDS).close()
@@ -567,6 +581,7 @@ class TableTask:
         if row.flaw is not None:
             return None, row.flaw
         chats = {*PROMPT_COLUMNS, "completion", self.prompt_column, self.completion_column, self.rejected_column}
+        # Only columns that may be a conversation: a reward's own column with the keys from and value stays what it is.
         row = replace(row, values={k: _as_messages(v) if k in chats else v for k, v in row.values.items()})
         if self.rejected_column is not None and self.prompt_column is None:
             row = replace(row, values=_with_prompt(row.values, str(self.completion_column), self.rejected_column))
@@ -664,9 +679,11 @@ class TableTask:
         if not found:
             near = names_in(row.values, None if self.answer_column else "answer_column", ANSWER_COLUMNS)
             missing = f"{columns[0] if self.answer_column else 'answer'}: missing; the row has {near}"
+            # The hint to do without an answer would mislead where a misspelt column is the likely cause.
             is_needed = " takes " in near or self.completion_column is not None
             reason = missing + ("" if is_needed else " (task.require_answer = false does without)")
             return None, reason if self.require_answer else None
+        # Several columns may hold the answer. Which one is meant is not guessed where they differ.
         (column, answer), *others = found.items()
         for other, value in others:
             if value != answer:
@@ -674,6 +691,7 @@ class TableTask:
                     f"{other} and {column}: differ, {_shown(value)} and {_shown(answer)}; say which is the answer: "
                     f'task.answer_column = "{other}"'
                 )
+        # A prompt or a reward may use such a value; as an answer it cannot be compared.
         if column in row.unsure:
             return None, f"{column}: {answer} {row.unsure[column]}; write the answer as text"
         if isinstance(answer, str) and self.require_answer and not answer.strip():
@@ -707,6 +725,7 @@ def _with_prompt(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 def _prompts(row: Row) -> list[str]:
     """Return the columns that may be the prompt and hold different things; a chat that repeats a text is no other."""
     given = {name: _content(_as_messages(value)) for name in PROMPT_COLUMNS if (value := row.values.get(name))}
+    # Some sets hold the question as text and, in another column, as messages: the same question twice is no doubt.
     texts = {n: said if isinstance(said, str) else readable(said) for n, (said, flaw) in given.items() if flaw is None}
     first = {text: name for name, text in reversed(texts.items())}
     chats = {name for name, (said, _) in given.items() if not isinstance(said, str)}
@@ -786,6 +805,7 @@ def _turns(given: Any) -> tuple[tuple[Message, ...], str | None]:
         flaw = message_flaw(message)
         if flaw is not None:
             return (), f"message {number} of the answer: {flaw}"
+    # Messages of the user or a tool may stand between answers, but not at the ends.
     for end in (turns[0], turns[-1]):
         if end["role"] != "assistant" or not end["content"].strip():
             said = "is empty" if end["role"] == "assistant" else f"is the {end['role']}'s"

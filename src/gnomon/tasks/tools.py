@@ -34,6 +34,7 @@ from gnomon.tasks.python_tool import ContainerTools, PythonTool, python_tool
 #
 # A call of the Python tool may also be a fenced block that begins with three backticks and ``python``.
 
+# The end of the text closes a call too: an answer that stopped at its budget, or at the tag as a stop string.
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCE = re.compile(r"```python[ \t]*\n(.*?)```", re.DOTALL)
 _TYPES: Mapping[type, str] = {
@@ -114,6 +115,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     text = inspect.getdoc(function)
     if not text:
         raise ConfigError(f"the tool '{name}' needs a docstring: the model reads what it does there")
+    # Description and parameters, in Google's style; the sections behind them are not for the model.
     head, _, rest = re.split(r"^(Args|Arguments):\s*$", text, maxsplit=1, flags=re.MULTILINE) if _has_args(text) else (
         re.split(r"^Returns:", text, maxsplit=1, flags=re.MULTILINE)[0], "", "",
     )  # fmt: skip
@@ -149,6 +151,7 @@ def _typed(hint: Any, where: str) -> dict[str, Any]:
     if hint is Any:
         return {}
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    # The first argument is the type, the others are notes on it.
     if origin is typing.Annotated:
         return _typed(inner[0], where)
     if origin is typing.Literal and all(type(value) in _TYPES for value in inner):
@@ -190,9 +193,11 @@ def _is(value: Any, schema: Mapping[str, Any]) -> bool:
     if "type" not in schema:
         return True
     if schema["type"] == "number":
+        # JSON has one kind of number: 1 is right where a float is asked for. True is none, though Python says so.
         return isinstance(value, int | float) and not isinstance(value, bool)
     if schema["type"] == "array":
         return isinstance(value, list) and all(_is(one, schema.get("items", {})) for one in value)
+    # The exact type: a bool must not pass as an integer.
     return str(schema["type"]) == _TYPES.get(type(value))
 
 
@@ -277,6 +282,7 @@ class Tools:
         return checked_reward(getattr(self._environment, "reward", None))
 
     async def _result(self, call: ToolCall) -> str:
+        # The flaw is put into the call, so that all faults of the policy take one way back to it.
         if call.flaw is None and call.name not in self._functions:
             call = ToolCall(call.name, {}, f"there is no tool '{call.name}'; there are {', '.join(self._functions)}")
         flaw = call.flaw or misfit(call.arguments, self._fits[call.name])
@@ -325,6 +331,7 @@ def check_tools(plan: EnvironmentConfig) -> None:
 
 
 def _python(plan: EnvironmentConfig) -> PythonTool:
+    # Containers have tools of their own; the asserts tell mypy which kinds are left.
     assert plan.sandbox != "docker"
     assert plan.sandbox != "podman"
     return python_tool(plan.timeout_seconds, plan.sandbox, plan.packages, plan.max_turns)

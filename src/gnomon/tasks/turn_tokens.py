@@ -55,6 +55,7 @@ class TurnTokenizer:
                 not written twice. Otherwise the end of turn is written here; the policy did not choose it.
         """
         replies = self._messages(messages)
+        # A probe stands for the answer; what the template writes behind it is the same for every answer.
         dialogue = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, *replies]
         hidden = hide(self.tokenizer, dialogue)
         rendered = self.tokenizer.template(hidden.messages)
@@ -76,6 +77,8 @@ class TurnTokenizer:
         plain, whole = self.tokenizer.template(question), self.tokenizer.template(hidden.messages)
         if plain is None or whole is None:
             return (*prompt, *self._lines(self._messages(messages)))
+        # The prompt ends with the header of the answer's turn. The observation belongs
+        # before that header, so the end is cut off and written again behind it.
         ending = tuple(self.tokenizer.encode(plain.partition(_ASKED)[2]))
         if tuple(prompt[len(prompt) - len(ending) :]) != ending:
             raise ConfigError("an observation cannot be put behind this prompt; put it into the question instead")
@@ -93,6 +96,7 @@ class TurnTokenizer:
     def _after_end(self, tail: str) -> str:
         """Return ``tail`` behind the control string that ends an answer, which is the first in it."""
         controls = self.tokenizer.control_strings
+        # The earliest, and of those at one place the longest.
         places = [(place, -len(c), c) for c in controls if c and (place := tail.find(c)) >= 0]
         if not places:
             return tail
@@ -106,6 +110,8 @@ def tells_tools(tokenizer: ChatTokenizer, schemas: Sequence[Mapping[str, Any]]) 
     Measured: the names are in what it renders, and a call that it renders is read back.
     """
     question: list[Message] = [{"role": "user", "content": _ASKED}]
+    # A template may list tools and have calls written in a form
+    # that is not read here: the rendered call must be read back.
     called: list[Any] = [*question, {"role": "assistant", "content": "", "tool_calls": [_DUMMY]}, *question]
     try:
         told, said = tokenizer.template(question, schemas), tokenizer.template(called)

@@ -52,6 +52,7 @@ class VerifiersAgent:
         failed = [error for part in (*episode.traces, episode) for error in part.errors]
         if not episode.ok:
             raise ToolRaised(f"{failed[-1].type}: {failed[-1].message}" if failed else "the episode is not complete")
+        # Roles that another model plays are not trained on, and their rewards are not the policy's.
         rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
         return EnvReply((), checked_reward(sum(rewards) / len(rewards)) if rewards else None, True)
 
@@ -78,6 +79,7 @@ def check_taskset(plan: EnvironmentConfig) -> None:
         return roles.setdefault(name, SimpleNamespace(trainable=True, config=spec))
 
     asyncio.run(environment.setup(package.Agents(environment.config, make)))
+    # Each role's harness may run programs, and the default would run them on this machine without a word.
     for name, role in roles.items():
         harness = environment.config.agent_harnesses()[name]
         runs_code = _loaders().harness_class(harness.id).EXECUTES_CODE
@@ -132,6 +134,7 @@ def _loaded(use: str, settings: str, max_turns: int) -> Any:
         for name, field in kind.model_fields.items():
             if isinstance(field.default, package.AgentConfig):
                 given = table.setdefault(name, {})
+                # What the environment's author or the user set stays.
                 set_before = field.default.model_fields_set | given.keys()
                 own = {"runtime": {"type": "subprocess"}, "max_turns": max_turns}
                 given.update({key: value for key, value in own.items() if key not in set_before})

@@ -27,6 +27,8 @@ class VerifiersEnv:
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._environment = _loaded(plan.use, json.dumps(plan.settings))
+        # The one call of the package's loop that reaches a model. On
+        # the instance, not the class: other environments keep theirs.
         self._environment.get_model_response = self._asked
         self.schemas = tuple(vars(self._environment).get("oai_tools") or ())
         self._questions: asyncio.Queue[Sequence[Any]] = asyncio.Queue()
@@ -72,6 +74,7 @@ class VerifiersEnv:
     async def _next(self) -> EnvReply:
         assert self._rollout is not None, "begin comes first"
         question = asyncio.ensure_future(self._questions.get())
+        # Either the loop asks for another answer, or it has ended.
         await asyncio.wait({question, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
         if not question.done():
             question.cancel()
@@ -80,6 +83,7 @@ class VerifiersEnv:
                 raise self._state["error"]
             return EnvReply(is_done=True)
         messages = question.result()
+        # The loop gives the whole conversation each time; only what follows the last answer is a reply.
         new, self._seen = messages[self._seen :], len(messages)
         return EnvReply(tuple(_spoken(new)))
 
