@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gnomon.core.processes.client import Limits
 from gnomon.rewards.base import Sample
-from gnomon.rewards.code.cases import CallCase, read_asserts
+from gnomon.rewards.code.asserts import read_asserts
+from gnomon.rewards.code.cases import CallCase
 from gnomon.rewards.code.program import read_answers
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.code.values import DEPTH, NoAnswerError, Opaque, read_value, same_text

@@ -11,7 +11,8 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.rewards.base import Sample, VerifierError
-from gnomon.rewards.code.cases import read_cases
+from gnomon.rewards.code.asserts import AssertedCall
+from gnomon.rewards.code.cases import read_cases, read_script
 from gnomon.rewards.code.reward import Code
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
@@ -438,3 +439,13 @@ def test_cases_are_read_at_the_data_check():
         Code().stated(Sample("", "", columns={"tests": ["assert same(f(1), 2)"]}))
     with pytest.raises(VerifierError, match="monty answers no calls"):
         Code(sandbox="monty").stated(fine)
+
+
+def test_a_comparison_within_a_comparison_of_a_claim_has_the_tolerance_too():
+    """Both ``==`` of the claim become calls of ``equal_``; one that only steers the tests stays what it is."""
+    text = "for i in range(2):\n    if i == 1:\n        assert (f(i) == 0.5) == True"
+
+    source = read_script(text, "", AssertedCall(), None).source
+
+    assert "if i == 1:" in source
+    assert "assert equal_(equal_(f(i), 0.5), True)" in source

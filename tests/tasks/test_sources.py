@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 
 from gnomon.core.errors import ConfigError, DatasetError
-from gnomon.tasks.tables import TableTask, _hub_or_cache, read_rows
+from gnomon.tasks.readers import _hub_or_cache, read_rows
+from gnomon.tasks.tables import TableTask
 
 
 def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path):

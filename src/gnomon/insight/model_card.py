@@ -24,7 +24,7 @@ from gnomon.records.reading import RunRecord, column
 from gnomon.records.run_card import newest_session
 from gnomon.tasks.benchmarks import BENCHMARKS
 from gnomon.tasks.published import PUBLISHED
-from gnomon.tasks.tables import is_file_name
+from gnomon.tasks.readers import is_file_name
 from gnomon.training.api import check_new, copy_model, new_folder
 from gnomon.training.eval_spec import checkpoint_of
 from gnomon.training.evaluate import Evaluation, read_evaluations

@@ -15,7 +15,8 @@ from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.instructions import LANGUAGE
 from gnomon.tasks.base import Content
 from gnomon.tasks.question import ListDataset, Question
-from gnomon.tasks.tables import TableTask, is_file_name
+from gnomon.tasks.readers import is_file_name
+from gnomon.tasks.tables import TableTask
 
 Columns = Mapping[str, Any]
 

@@ -22,9 +22,10 @@ from gnomon.tasks.contamination import Overlap, overlap
 from gnomon.tasks.mixture import Mixture, schedule
 from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
 from gnomon.tasks.question import Answers, ListDataset, Question, QuestionSet, TokenizedDataset, one_answer_each
+from gnomon.tasks.readers import is_file_name
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
 from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
-from gnomon.tasks.tables import TableTask, is_file_name
+from gnomon.tasks.tables import TableTask
 
 _Sides = tuple[QuestionSet, Subset[Question]]
 SingleTask = ArithmeticTask | ReasoningGymTask | TableTask | PublishedTask

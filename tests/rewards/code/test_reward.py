@@ -17,7 +17,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.processes.client import Limits
 from gnomon.core.types import Grade
 from gnomon.rewards.base import Sample, VerifierError
-from gnomon.rewards.code.cases import read_asserts, read_cases
+from gnomon.rewards.code.asserts import read_asserts
+from gnomon.rewards.code.cases import read_cases
 from gnomon.rewards.code.program import harness, read_answers
 from gnomon.rewards.code.reward import Code, last_program
 from gnomon.rewards.code.values import same, same_text

@@ -145,7 +145,7 @@ def _shifted(line: str, count: int) -> str:
 
 _READERS = frozenset({"input", "stdin", "open", "fileinput", "readline", "readlines"})
 _FLAWS = (SyntaxError, ValueError, RecursionError, MemoryError)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _THOUGHT = "</think>"
 _CITED = re.compile(r"^\s*> ?")
 _ANSWER_TAG = re.compile("</?answer>")
@@ -183,7 +183,7 @@ class Piece:
     @property
     def acts(self) -> bool:
         """Whether anything in it calls, defines or imports something; a sample of output does not."""
-        acting = (ast.Call, ast.Import, ast.ImportFrom, *_SCOPES)
+        acting = (ast.Call, ast.Import, ast.ImportFrom, *SCOPES)
         return self.tree is not None and any(isinstance(node, acting) for node in ast.walk(self.tree))
 
 
@@ -219,7 +219,7 @@ def free_names(tree: ast.AST) -> frozenset[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else made).add(node.id)
-        elif isinstance(node, _SCOPES):
+        elif isinstance(node, SCOPES):
             made.add(node.name)
         elif isinstance(node, ast.arg):
             made.add(node.arg)
@@ -334,7 +334,7 @@ def up_to_flaw(text: str) -> str:
 
 def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
     for statement in body:
-        if isinstance(statement, _SCOPES):
+        if isinstance(statement, SCOPES):
             yield statement.name
             if statement.name == "Solution" and isinstance(statement, ast.ClassDef):
                 yield from _bound(statement.body)
@@ -344,7 +344,7 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     yield node.id
-                elif isinstance(node, _SCOPES):
+                elif isinstance(node, SCOPES):
                     yield node.name
 
 
