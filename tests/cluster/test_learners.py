@@ -114,15 +114,15 @@ def test_the_model_comes_from_a_disk_that_the_run_does_not_see(
     worker_group = distributed.worker_group
     assert isinstance(worker_group, RayWorkerGroup)
     first = worker_group.members[0]
-    room = worker_group._asked(first, first.actor.room.remote(str(tmp_path / "nothing"), "not this"))
-    distributed._ask("write", folder=room)
-    worker_group.bring(room, tmp_path / "fetched")
+    written = worker_group._asked(first, first.actor.output_dir.remote(str(tmp_path / "nothing"), "not this"))
+    distributed._ask("write", folder=written)
+    worker_group.fetch_output(written, tmp_path / "fetched")
 
     files = {p.relative_to(tmp_path / "seen") for p in (tmp_path / "seen").rglob("*") if p.is_file()}
     assert {p.relative_to(tmp_path / "fetched") for p in (tmp_path / "fetched").rglob("*") if p.is_file()} == files
     for name in files:
         assert (tmp_path / "seen" / name).read_bytes() == (tmp_path / "fetched" / name).read_bytes()
-    assert not Path(room).exists()
+    assert not Path(written).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who listens where")

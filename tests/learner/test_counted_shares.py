@@ -77,7 +77,7 @@ def peak(work: Callable[[], Any]) -> int:
 def measure(rank: int, rendezvous: str, folder: Path, told: Any) -> None:
     """Be one of three processes: train, and tell the peak of each thing that a run asks of its learner."""
     torch.set_num_threads(1)
-    mesh.join(rendezvous, rank, PROCESSES, torch.device("cpu"))
+    mesh.init_mesh(rendezvous, rank, PROCESSES, torch.device("cpu"))
     learner = alone(RECIPE)
     batch = GRPO.weigh(GRPO.prepare(build_batch(0, 3, 3)))
     asyncio.run(learner.update(batch, GRPO, 0))
@@ -95,7 +95,7 @@ def measure(rank: int, rendezvous: str, folder: Path, told: Any) -> None:
 
     found = {"keep": peak(learner.keep), "undo": peak(learner.undo), "write": peak(write), "model": peak(model)}
     # All must have written before one reads.
-    mesh.here().total(torch.zeros(1))
+    mesh.current_mesh().all_reduce_sum(torch.zeros(1))
     state = State(stored(folder), lent.pop().values)
     state = State(state.tensors, {**learner.state().values})
     found["read"] = peak(lambda: learner.restore(state))

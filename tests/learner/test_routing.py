@@ -142,6 +142,20 @@ def test_a_cut_carries_its_routing(make_batch):
     assert cut.tokens.shape[1] < batch.tokens.shape[1] or int(cut.lengths.max()) == batch.tokens.shape[1]
 
 
+def test_the_metric_sees_a_pass_that_the_update_goes_on_from(make_batch, make_learner):
+    """R3: the same choices are compared, whether the first update computes its rows again or not."""
+    batch = routed_elsewhere(make_batch()).with_fields(proximal=None)
+    found = []
+    for first in (None, {"proximal": torch.arange(len(batch))}):
+        learner = make_learner(build())
+        scored = run(learner.score(batch, {"proximal"}, first)).into(batch)
+        measured = run(learner.update(GRPO.weigh(GRPO.prepare(scored)), GRPO, 0))
+        found.append(measured.measures["routing/changed_fraction"])
+
+    assert found[0] == found[1]
+    assert 0 < found[0].value <= 1
+
+
 def test_only_several_updates_need_the_proximal_routing():
     """With one update the current choice is that of the step's beginning, so nothing has to be recorded."""
     once = replace(GRPO, name="r2", routing="proximal")

@@ -124,10 +124,10 @@ import sys, torch
 from gnomon.learner import mesh
 rank, place = int(sys.argv[1]), sys.argv[2]
 if rank == 0:
-    place = mesh.host("127.0.0.1", 2)
+    place = mesh.init_store("127.0.0.1", 2)
     print(place, flush=True)
-joined = mesh.join(place, rank, 2, torch.device("cpu"))
-print(int(joined.total(torch.tensor(rank + 1))))
+joined = mesh.init_mesh(place, rank, 2, torch.device("cpu"))
+print(int(joined.all_reduce_sum(torch.tensor(rank + 1))))
 """
 
 

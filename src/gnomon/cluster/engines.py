@@ -576,7 +576,7 @@ class BroadcastGroup:
         self._began = time.monotonic() if is_publication else None
         self._looked = time.monotonic()
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Check heartbeats and the running broadcast.
 
         Raises:

@@ -119,7 +119,7 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
     distributed.open()
     if group is not None:
         try:
-            distributed.meet(worker_group.receivers())
+            distributed.connect(worker_group.receivers())
         except BaseException:
             distributed.close()
             raise

@@ -89,7 +89,7 @@ class LearnerActor:
         self._broadcast: Broadcast | None = None
         self._commands: Mapping[str, Callable[..., Any]] = {
             **self._rank.commands,
-            "meet": self._meet,
+            "connect": self._connect,
             "shelve": self._shelve,
             "logprobs": self._logprobs,
         }
@@ -107,7 +107,7 @@ class LearnerActor:
         log = log if log.endswith(".err") else ""
         return ActorLocation(node, ray.util.get_node_ip_address(), os.getpid(), versions, log)
 
-    async def sees(self, probe: str, wanted: str) -> bool:
+    async def can_read(self, probe: str, wanted: str) -> bool:
         """Return whether this process can read the file ``probe`` with the content ``wanted``."""
         try:
             return Path(probe).read_text(encoding="ascii") == wanted
@@ -115,8 +115,8 @@ class LearnerActor:
             return False
 
     async def host(self, address: str) -> str:
-        """Open the rendezvous of all ranks; see `mesh.host`."""
-        rendezvous: str = await self._in_thread(partial(mesh.host, address, self._size))
+        """Open the rendezvous of all ranks; see `mesh.init_store`."""
+        rendezvous: str = await self._in_thread(partial(mesh.init_store, address, self._size))
         return rendezvous
 
     async def set_interface(self, address: str) -> None:
@@ -137,12 +137,12 @@ class LearnerActor:
             memory: Boxed arguments: bytes of the tensors.
             carried: Arguments that cannot be boxed, by name.
         """
-        said: LearnerReply = await self._in_thread(partial(self._obey, do, text, memory, carried))
+        said: LearnerReply = await self._in_thread(partial(self._run_command, do, text, memory, carried))
         return said
 
-    async def room(self, probe: str, wanted: str) -> str:
+    async def output_dir(self, probe: str, wanted: str) -> str:
         """Return the folder of ``probe`` if this machine can read that file, otherwise a new temporary folder."""
-        if await self.sees(probe, wanted):
+        if await self.can_read(probe, wanted):
             return str(Path(probe).parent)
         self._written = Path(tempfile.mkdtemp(prefix="gnomon-model-"))
         return str(self._written)
@@ -153,18 +153,18 @@ class LearnerActor:
         files = [path for path in sorted(self._written.rglob("*")) if path.is_file()]
         return [(str(path.relative_to(self._written)), path.stat().st_size) for path in files]
 
-    async def piece(self, name: str, start: int, size: int) -> Bytes:
+    async def read_chunk(self, name: str, start: int, size: int) -> Bytes:
         """Return ``size`` bytes of one of these files, from byte ``start``."""
         assert self._written is not None, "asked for after `room`"
         return np.fromfile(self._written / name, dtype=np.uint8, count=size, offset=start)
 
-    async def forget(self) -> None:
+    async def cleanup(self) -> None:
         """Remove the temporary folder."""
         if self._written is not None:
             shutil.rmtree(self._written, ignore_errors=True)
             self._written = None
 
-    def _obey(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
+    def _run_command(self, do: str, text: str, memory: Bytes, carried: Mapping[str, Any]) -> LearnerReply:
         try:
             value = self._commands[do](**unboxed(text, memory), **carried)
         except Exception as raised:
@@ -173,9 +173,11 @@ class LearnerActor:
             return LearnerReply(*boxed(None), shelved=value)
         return LearnerReply(*boxed(value))
 
-    def _meet(self, receivers: Receivers) -> None:
+    def _connect(self, receivers: Receivers) -> None:
         learner = self._rank.learner
-        self._broadcast = Broadcast(receivers, self._number, mesh.here().is_whole, lambda: learner.snapshot().tensors())
+        self._broadcast = Broadcast(
+            receivers, self._number, mesh.current_mesh().is_whole, lambda: learner.snapshot().tensors()
+        )
 
     def _shelve(self, version: int, kind: Any, axes: Mapping[str, int]) -> WeightsRef | Sent:
         if self._broadcast is not None:
@@ -183,7 +185,7 @@ class LearnerActor:
         snapshot = self._rank.learner.snapshot()
         if kind != "none":
             snapshot = rounded(snapshot, kind, axes)
-        found = self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.here().is_whole)
+        found = self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.current_mesh().is_whole)
         self._rank.give_way()
         return found
 
@@ -265,7 +267,7 @@ class RayWorkerGroup:
         self._address = _LOOPBACK
         self._places = cluster.of("learner")
         self.size, self.device, self.rendezvous = len(self._places), device, ""
-        self.turns: Sequence[Sequence[int]] = []
+        self.load_groups: Sequence[Sequence[int]] = []
         self.members: list[RayWorkerHandle] = []
         self.scratch = Path(tempfile.mkdtemp(prefix="learner-", dir=cluster.folder))
         self._still_seconds = still_seconds
@@ -295,7 +297,7 @@ class RayWorkerGroup:
         nodes: dict[str, list[int]] = {}
         for rank, where in enumerate(found):
             nodes.setdefault(where.node, []).append(rank)
-        self.turns = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
+        self.load_groups = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
 
     @property
     def is_sending(self) -> bool:
@@ -312,24 +314,24 @@ class RayWorkerGroup:
 
         Otherwise the rendezvous is a port of rank 0 at ``address``, which requires no key.
         """
-        if self.sees(self.scratch):
+        if self.can_read(self.scratch):
             return str(self.scratch / _RENDEZVOUS)
         first = self.members[0]
         place: str = self._asked(first, first.actor.host.remote(address))
         return place
 
-    def sees(self, folder: Path) -> bool:
+    def can_read(self, folder: Path) -> bool:
         """Whether every rank reads a file that is written there now."""
         there = next(place for place in (folder, *folder.parents) if place.is_dir())
         probe, wanted = real_path(there) / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
         try:
-            asked = [(member, member.actor.sees.remote(str(probe), wanted)) for member in self.members]
+            asked = [(member, member.actor.can_read.remote(str(probe), wanted)) for member in self.members]
             return all(self._asked(member, reference) for member, reference in asked)
         finally:
             probe.unlink()
 
-    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+    def send(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         """Send a command to ranks: boxed arguments, and weights references as they are."""
         carried = {name: value for name, value in arguments.items() if isinstance(value, _CARRIED)}
         text, memory = boxed({name: value for name, value in arguments.items() if name not in carried})
@@ -343,7 +345,7 @@ class RayWorkerGroup:
             member.ping, member.asked = None, time.monotonic()
             self._waiting[rank] = member.actor.call.remote(do, text, sent, carried)
 
-    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
+    def poll(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
         """Return the answers that have arrived.
 
         Raises:
@@ -351,7 +353,7 @@ class RayWorkerGroup:
             EngineError: If an engine of the broadcast group is lost.
         """
         if self._group is not None:
-            self._group.look()
+            self._group.check_alive()
         references = {self._waiting[rank]: rank for rank in waiting}
         ready = self._cluster.ready(list(references), seconds)
         found: dict[int, WorkerAnswer] = {}
@@ -362,34 +364,34 @@ class RayWorkerGroup:
             found[rank] = WorkerAnswer(value, said.error)
         for rank in waiting:
             if rank not in found:
-                self._feel(self.members[rank])
+                self._check_heartbeat(self.members[rank])
         self._looked = time.monotonic()
         return found
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Ask each rank for a heartbeat; a dead rank raises its end. Raises ClusterError if the cluster is gone."""
         self._cluster.check()
         if self._group is not None:
-            self._group.look()
+            self._group.check_alive()
         for member in self.members:
             if member.ping is not None and self._cluster.ready([member.ping], 0):
                 self._asked(member, member.ping)
-            self._feel(member)
+            self._check_heartbeat(member)
         self._looked = time.monotonic()
 
-    def room(self, folder: Path) -> str:
+    def output_dir(self, folder: Path) -> str:
         """Return the folder itself if rank 0 can read it, otherwise a temporary folder on rank 0's disk."""
         folder.mkdir(parents=True, exist_ok=True)
         probe, wanted = real_path(folder) / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
         try:
             first = self.members[0]
-            room: str = self._asked(first, first.actor.room.remote(str(probe), wanted))
-            return room
+            output_dir: str = self._asked(first, first.actor.output_dir.remote(str(probe), wanted))
+            return output_dir
         finally:
             probe.unlink()
 
-    def bring(self, written: str, folder: Path) -> None:
+    def fetch_output(self, written: str, folder: Path) -> None:
         """Fetch the files from rank 0's disk in pieces."""
         if written == str(real_path(folder)):
             return
@@ -400,8 +402,8 @@ class RayWorkerGroup:
             with path.open("wb") as file:
                 for start in range(0, size, _PIECE_BYTES):
                     count = min(_PIECE_BYTES, size - start)
-                    file.write(self._asked(first, first.actor.piece.remote(name, start, count)).data)
-        self._asked(first, first.actor.forget.remote())
+                    file.write(self._asked(first, first.actor.read_chunk.remote(name, start, count)).data)
+        self._asked(first, first.actor.cleanup.remote())
 
     def kill(self) -> None:
         """End the actors."""
@@ -452,7 +454,7 @@ class RayWorkerGroup:
         said = "\n".join(line for line in lines if not line.startswith(_MARKS)).strip()
         return f"; it wrote last:\n{said}" if said else "; it wrote nothing before"
 
-    def _feel(self, member: RayWorkerHandle) -> None:
+    def _check_heartbeat(self, member: RayWorkerHandle) -> None:
         """Ask for a heartbeat now and then, and raise if the last one is overdue."""
         now = time.monotonic()
         if now - self._looked > _BEAT_SECONDS:

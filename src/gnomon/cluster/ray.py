@@ -278,7 +278,7 @@ class Cluster:
             return self._ray.get(reference)
         except self._ray.exceptions.RayActorError:
             # A head that died takes the actors with it.
-            self._watch.look()
+            self._watch.check_alive()
             self.check()
             raise
 

@@ -414,7 +414,7 @@ class HeadMonitor:
         """Stop monitoring."""
         self._is_over.set()
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Connect to the head now; without a moment's patience, for a caller who found something else dead."""
         if why := self._refused():
             self._say(f"the head of the Ray cluster at {self._address} is gone: {why}")

@@ -54,9 +54,12 @@ def tune_allocator() -> dict[str, int]:
     """
     if platform.libc_ver()[0] != "glibc":
         return {}
+    # mallopt returns 1 for a setting that it took.
     mallopt = ctypes.CDLL(None).mallopt
     return {name: value for name, (option, value) in _SETTINGS.items() if mallopt(option, value) == 1}
 
+
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 T = TypeVar("T")
 HALVINGS = 3
@@ -98,4 +101,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     True
     """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    # Only torch's own caching allocator raises OutOfMemoryError: the driver, cuBLAS and the CPU raise RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)

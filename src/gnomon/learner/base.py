@@ -19,12 +19,14 @@ PLAIN = {
 }
 
 
-def join(whole: State, parts: Mapping[str, State]) -> State:
+def nest(whole: State, parts: Mapping[str, State]) -> State:
     """Return the state of a whole that has ``parts``, each under its name.
 
-    >>> part(join(State({}, {"version": 1}), {"critic": State({}, {"count": 2})}), "critic").values
+    >>> unnest(nest(State({}, {"version": 1}), {"critic": State({}, {"count": 2})}), "critic").values
     {'count': 2}
     """
+    # Tensors share one flat namespace, since they become names in one file; values stay nested, as JSON can hold them
+    # so.
     tensors, values, lent = dict(whole.tensors), dict(whole.values), dict(whole.lent)
     for name, state in parts.items():
         tensors |= {f"{name}/{key}": tensor for key, tensor in state.tensors.items()}
@@ -33,8 +35,8 @@ def join(whole: State, parts: Mapping[str, State]) -> State:
     return State(tensors, values, lent)
 
 
-def part(whole: State, name: str) -> State:
-    """Return the part ``name`` of what `join` made; an empty state where there is none."""
+def unnest(whole: State, name: str) -> State:
+    """Return the part ``name`` of what `nest` made; an empty state where there is none."""
     start = f"{name}/"
     tensors = {key.removeprefix(start): tensor for key, tensor in whole.tensors.items() if key.startswith(start)}
     return State(tensors, whole.values.get(name, {}))
@@ -44,6 +46,7 @@ def check_composition(state: State, has: Mapping[str, str], frozen: Mapping[str,
     """Raise CheckpointError when ``state`` is of a learner that ``has`` other pieces or stands on other ``frozen``
     weights.
     """
+    # A checkpoint without the entry is of a learner that had none of the three.
     saved = PLAIN | state.values.get("has", PLAIN)
     for name in has:
         if saved[name] != has[name]:
@@ -84,7 +87,7 @@ class Learner(Protocol):
         learner's arithmetic; or those of ``weights``. For measuring: nothing is changed, and nothing counted.
         """
 
-    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    async def token_stats(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies Float32[B T], nats, of the weights that are trained, as they are now;
         0 where the mask is false. For showing: nothing is changed, and nothing counted.
         """

@@ -1,8 +1,7 @@
-"""A learner in processes of their own, each with a part of the model: the run's end of it.
+"""A learner whose weights are sharded over processes: the run's side of it.
 
-The run keeps the loop; whatever it asks of its learner is asked of every process, and what they answer is put together.
-How it gets there and back, and how a process is seen to die, is a `worker_group`'s: processes of this machine, or of a
-cluster.
+The run keeps the loop. Each call of its learner is one command to every process, and the answers are put together. A
+`worker_group` carries commands and answers and notices a dead process: on this machine, or on a cluster.
 """
 
 import asyncio
@@ -40,9 +39,7 @@ _STORE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Rounding:
-    """What weights are rounded to before they are put where engines find them; see
-    `models.transfer.rounding.rounded`.
-    """
+    """The format that weights are rounded to before engines read them; see `models.transfer.rounding.rounded`."""
 
     kind: str = "none"
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -59,25 +56,24 @@ class DistributedLearner:
     where the engines of a cluster find them.
 
     Args:
-        rounding: Of weights that are put there; otherwise the sender rounds the weights.
-        waiting: This learner's own folder, on the disk of its checkpoints, for models that are to be moved into one:
-            what an earlier learner left there is removed. None is the worker group's folder, in the machine's temporary
-            folder.
+        rounding: Rounding of weights that engines of the cluster read; otherwise the sender rounds them.
+        waiting: This learner's own folder for models on their way into a checkpoint, on the disk of the checkpoints;
+            what an earlier learner left there is removed. None is the worker group's temporary folder.
     """
 
     def __init__(
         self,
-        recipe: LearnerSpec,
+        spec: LearnerSpec,
         worker_group: WorkerGroup,
         rounding: Rounding | None = None,
         waiting: Path | None = None,
     ) -> None:
-        self._recipe = recipe
+        self._spec = spec
         self.worker_group = worker_group
         self._rounding = rounding or Rounding()
         self._waiting = waiting
         self._version = 0
-        self._sees_run = True
+        self._can_read_run = True
         self._weights: Any = None
         self._lock = threading.RLock()
         self._fault = "the processes of the learner were not started"
@@ -91,7 +87,7 @@ class DistributedLearner:
             LearnerError: A worker died.
             ConfigError: The algorithm has a part that cannot be told to another process.
         """
-        worker_group, recipe = self.worker_group, replace(self._recipe, device=self.worker_group.device)
+        worker_group, spec = self.worker_group, replace(self._spec, device=self.worker_group.device)
         self._forget()
         try:
             try:
@@ -100,14 +96,17 @@ class DistributedLearner:
                 raise self._lost(gone) from None
             self._fault = ""
             ranks = range(worker_group.size)
-            rendezvous = {"recipe": recipe, "rendezvous": worker_group.rendezvous, "size": worker_group.size}
+            rendezvous = {"spec": spec, "rendezvous": worker_group.rendezvous, "size": worker_group.size}
+            # Commands are sent to all before any is awaited: `join` returns only when every rank has come.
             for rank in ranks:
-                self._tell([rank], "join", {**rendezvous, "rank": rank})
+                self._send([rank], "join", {**rendezvous, "rank": rank})
             self._answers(ranks)
-            self._sees_run = worker_group.sees(self._waiting or worker_group.scratch)
-            for turn in worker_group.turns:
-                self._tell(turn, "load", {})
+            self._can_read_run = worker_group.can_read(self._waiting or worker_group.scratch)
+            # A rank loads the full model before it keeps its shard, so ranks of one machine load one after the other.
+            for turn in worker_group.load_groups:
+                self._send(turn, "load", {})
                 self._answers(turn)
+        # Raised while the spec is serialized: a piece of the algorithm that no other process could import.
         except TypeError as error:
             self.close()
             raise ConfigError(f"learner.processes = {worker_group.size}: {error}; set learner.processes = 1") from error
@@ -115,14 +114,14 @@ class DistributedLearner:
             self.close()
             raise
 
-    def meet(self, receivers: Any) -> None:
-        """Let the processes meet those whom the first of them sends weights to, once.
+    def connect(self, receivers: Any) -> None:
+        """Connect the processes with the engines that rank 0 broadcasts weights to; called once.
 
         Raises:
             LearnerError: A worker died, or raised the error.
             EngineError: A receiver is lost.
         """
-        self._ask("meet", receivers=receivers)
+        self._ask("connect", receivers=receivers)
 
     @property
     def version(self) -> int:
@@ -131,7 +130,7 @@ class DistributedLearner:
 
     @property
     def model_bytes(self) -> int:
-        """Nothing: a copy waits on the disk."""
+        """0: a copy waits on the disk."""
         return 0
 
     async def score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor] | None = None) -> Scores:
@@ -145,6 +144,8 @@ class DistributedLearner:
         def ask() -> Any:
             lent: Any = None
             if weights is not None:
+                # A snapshot that already lies in the cluster's store goes as a reference; else its tensors travel with
+                # the command.
                 is_there = self.worker_group.is_shelving and weights.stored is not None
                 lent = weights.stored() if is_there and weights.stored else dict(weights.tensors())
             version = 0 if weights is None else weights.version
@@ -153,9 +154,9 @@ class DistributedLearner:
         found: Tensor = await self._run(ask)
         return found
 
-    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    async def token_stats(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the trained weights."""
-        found: tuple[Tensor, Tensor] = await self._run(lambda: self._ask("look", batch=batch)[0])
+        found: tuple[Tensor, Tensor] = await self._run(lambda: self._ask("token_stats", batch=batch)[0])
         return found
 
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
@@ -188,7 +189,7 @@ class DistributedLearner:
 
         Where the processes do not all see the run's folder, it is `state`, collected.
         """
-        if not self._sees_run:
+        if not self._can_read_run:
             return self.state()
         lent = self._ask("lend")
         values = {**lent[0]["values"], "version": self._version}
@@ -196,6 +197,7 @@ class DistributedLearner:
 
     def _store(self, folder: Path) -> Mapping[Path, str]:
         self._ask("store", folder=str(real_path(folder)))
+        # Asked again and again instead of waiting in one command, since a command blocks the process for all others.
         while None in (found := self._ask("stored")):
             time.sleep(_STORE_SECONDS)
         return {folder / Path(path).name: digest for path, digest in found}
@@ -204,10 +206,11 @@ class DistributedLearner:
         """Become the learner that returned ``state``, in whatever number of processes.
 
         Raises:
-                CheckpointError: As `TorchLearner.restore`; nothing was changed then.
+            CheckpointError: As `TorchLearner.restore`; nothing was changed then.
         """
         self._weights = None
-        if not self._sees_run:
+        if not self._can_read_run:
+            # A stored tensor is a place in a file of the run; ranks that cannot read the file need the numbers.
             state = State({name: tensor[...] for name, tensor in state.tensors.items()}, state.values)
         self._ask("restore", state=state)
         self._version = int(state.values["version"])
@@ -225,9 +228,9 @@ class DistributedLearner:
         """Write the model, and its critic, as `TorchLearner.write_model` does: rank 0 gets one tensor at a time."""
         try:
             with self._lock:
-                room = self.worker_group.room(folder)
-                hashes: Mapping[str, str] = self._ask("write", folder=room)[0]
-                self.worker_group.bring(room, folder)
+                output_dir = self.worker_group.output_dir(folder)
+                hashes: Mapping[str, str] = self._ask("write", folder=output_dir)[0]
+                self.worker_group.fetch_output(output_dir, folder)
         except WorkerLost as gone:
             raise self._lost(gone) from None
         return {folder / name: digest for name, digest in hashes.items()}
@@ -240,6 +243,7 @@ class DistributedLearner:
         """
         place = self._waiting or self.worker_group.scratch
         place.mkdir(parents=True, exist_ok=True)
+        # Written now and moved later: the weights of other processes cannot be read while they train on.
         copy = Path(tempfile.mkdtemp(dir=place))
         try:
             hashes = self.write_model(copy)
@@ -260,22 +264,22 @@ class DistributedLearner:
         return move
 
     async def watch(self) -> None:
-        """Look after the processes, also while nothing is asked of them; never return.
+        """Check the processes every two seconds, also while no command is under way; never return.
 
         Raises:
             LearnerError: One is gone or stands still, within seconds of when the worker group can tell.
         """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._check_workers)
 
-    def _look(self) -> None:
-        # While a request is under way, its caller finds out.
+    def _check_workers(self) -> None:
+        # While a command is under way, the call that waits for its answer notices a lost process.
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._fault:
-                self.worker_group.look()
+                self.worker_group.check_alive()
         except WorkerLost as gone:
             raise self._lost(gone) from None
         finally:
@@ -289,7 +293,7 @@ class DistributedLearner:
         self._thread.shutdown(wait=False)
 
     def _forget(self) -> None:
-        """Remove waiting models that will not be moved any more."""
+        """Remove models that wait in `waiting` and will not be moved into a checkpoint."""
         if self._waiting is not None:
             shutil.rmtree(self._waiting, ignore_errors=True)
 
@@ -302,7 +306,7 @@ class DistributedLearner:
         return sum(measured, Metrics())
 
     def _collected(self) -> Any:
-        """Return the weights by name, or where they lie, collected if they have changed."""
+        """Return the weights by name, or references to them, collected again if they have changed."""
         with self._lock:
             if self._weights is None and self.worker_group.is_shelving:
                 kind, axes = self._rounding.kind, dict(self._rounding.axes)
@@ -321,14 +325,14 @@ class DistributedLearner:
         """
         with self._lock:
             ranks = range(self.worker_group.size)
-            self._tell(ranks, do, arguments)
+            self._send(ranks, do, arguments)
             return self._answers(ranks)
 
-    def _tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+    def _send(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         if self._fault:
             raise LearnerError(self._fault)
         try:
-            self.worker_group.tell(ranks, do, arguments)
+            self.worker_group.send(ranks, do, arguments)
         except WorkerLost as gone:
             raise self._lost(gone) from None
 
@@ -338,17 +342,20 @@ class DistributedLearner:
         until = math.inf
         while waiting := [rank for rank in ranks if rank not in values]:
             try:
-                heard = self.worker_group.heard(waiting, _LOOK_SECONDS)
+                answered = self.worker_group.poll(waiting, _LOOK_SECONDS)
             except WorkerLost as gone:
                 raise self._lost(gone) from None
-            for rank, answer in heard.items():
+            for rank, answer in answered.items():
                 values[rank] = answer.value
                 if answer.error is not None:
                     faults.append(answer.error)
                     until = min(until, time.monotonic() + _GRACE_SECONDS)
+            # A process that raised in the middle of an exchange leaves the others waiting there for ever, so they are
+            # ended soon after the first error instead of after torch.distributed's ten minutes.
             if time.monotonic() > until and (missing := [rank for rank in ranks if rank not in values]):
                 raise self._abandoned(faults[0], missing)
         if faults:
+            # All processes raise together; the one with the cause says more than those that heard of it.
             raise _error(min(faults, key=lambda fault: ELSEWHERE in fault["said"]))
         return [values[rank] for rank in ranks]
 

@@ -23,6 +23,7 @@ class FrozenWeights:
         self._networks = (model, reference)
         self._mesh = mesh
         self._said: dict[str, str] = {}
+        # Once the parameters are sharded no process can read a whole one without asking all the others.
         if mesh.rank == 0 and not mesh.is_whole:
             self._said = self._fingerprints()
 
@@ -30,6 +31,7 @@ class FrozenWeights:
         """Return one for "base" and one for "reference", "" where nothing is frozen; equal for equal weights."""
         if not self._mesh.is_whole:
             return {name: self._mesh.broadcast(self._said.get(name, "")) for name in ("base", "reference")}
+        # Hashing a model takes seconds, so it waits until the first checkpoint, which asks for it.
         self._said = self._said or self._fingerprints()
         return self._said
 

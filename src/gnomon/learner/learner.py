@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +22,11 @@ from gnomon.core.metrics import Last, Mean, Metrics, Sum
 from gnomon.core.threads import run_in_thread
 from gnomon.core.types import Batch, Scores, Snapshot, State
 from gnomon.learner.allocator import retry_on_oom
-from gnomon.learner.base import PLAIN, check_composition, join, part
+from gnomon.learner.base import PLAIN, check_composition, nest, unnest
 from gnomon.learner.forward import Begun, ForwardRunner, Prefetched, measure_routing, move, scorer_on, trim
 from gnomon.learner.frozen import FrozenWeights
-from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage
-from gnomon.learner.mesh import Mesh, here, readable
+from gnomon.learner.loss import ComputeStats, LaggedStatistics, LossAccumulator, MovingAverage, once
+from gnomon.learner.mesh import Mesh, current_mesh, readable
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.reference import ReferenceModels, ReferenceScorer
 from gnomon.learner.sections import LearnerConfig
@@ -37,15 +38,13 @@ from gnomon.models.quantized import layers_of
 from gnomon.models.routing import can_record
 from gnomon.models.weight_files import Writer
 
-# The critic in the learner: what it expects of a batch, and one optimizer step toward what came.
-
 
 @dataclass(frozen=True)
 class CriticFit:
-    """How one optimizer step of the critic is made.
+    """Settings of one optimizer step of the critic.
 
     Attributes:
-        plan: Its loss.
+        plan: The critic's section, with its loss.
         learning_rate: Above 0.
         is_head_only: Only the head learns.
         one_sided: As in `CriticConfig.loss`.
@@ -101,7 +100,7 @@ class CriticLearner:
             self._mesh.shard(critic)
             self.optimizer = Optimizer(trainable(critic), optimizer.plan, self._mesh)
 
-    def expect(self, batch: Batch, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def values(self, batch: Batch, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return values Float32[B T] of the state before each trained token, and bootstrap Float32[B] of that after
         the last token; zeros elsewhere, and in rows without a trained token. No gradient.
 
@@ -110,6 +109,7 @@ class CriticLearner:
         """
         self.forget()
         values, bootstrap = torch.zeros(batch.mask.shape), torch.zeros(len(batch))
+        # Rows that nothing is trained on are not computed: their values are never read.
         live = batch.mask.any(1)
         first = torch.arange(0) if first is None or self._mesh.size > 1 else first
         rows = first[live[first]]
@@ -122,23 +122,22 @@ class CriticLearner:
             return found
 
         # Last, so that no other pass is in memory beside the graph.
-        last = list(self._passes.cuts(batch, rows, self._scorer)) if len(rows) else []
+        last = list(self._passes.cuts(batch, rows, self._scorer))
         with torch.no_grad():
-            for index, cut in self._passes.cuts(batch, rest, self._scorer) if len(rest) or not last else ():
-                note(index, cut)
-            for index, cut in last[1:]:
+            for index, cut in chain(self._passes.cuts(batch, rest, self._scorer), last[1:]):
                 note(index, cut)
         for index, cut in last[:1]:
             with self._passes.recording(self._scorer.backbone):
                 found = note(index, cut)
+            # `first` is sorted, so the position of each row of the cut within it is found by bisection.
             self._begun = Begun(batch.rows(first), torch.searchsorted(first, index), found)
-        return self._mesh.total(values), self._mesh.total(bootstrap)
+        return self._mesh.all_reduce_sum(values), self._mesh.all_reduce_sum(bootstrap)
 
     def forget(self) -> None:
         """Drop what was computed for the next `fit`: weights change, or others were restored."""
         self._begun = None
 
-    def fit(self, minibatch: Batch, guarded: CriticFit) -> Metrics:
+    def fit(self, minibatch: Batch, settings: CriticFit) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no token of it counts.
 
         Raises:
@@ -147,23 +146,22 @@ class CriticLearner:
         assert minibatch.weights is not None, "value_minibatches comes first"
         rows = ((minibatch.weights != 0) & minibatch.mask).any(1).nonzero()[:, 0]
         metrics = Metrics.of(
-            {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(guarded.learning_rate)}
+            {"critic/updates": Sum(int(len(rows) > 0)), "critic/learning_rate": Last(settings.learning_rate)}
         )
         if len(rows) == 0:
-            return (metrics if self._mesh.rank == 0 else Metrics()) + self._passes.work.take()
-        tally = LossAccumulator(self._mesh)
+            return once(self._mesh, metrics) + self._passes.work.take()
+        losses = LossAccumulator(self._mesh)
         begun, self._begun = self._begun, None
         try:
             with self._passes.recording(self._scorer.backbone):
-                self._accumulate(self._cuts(minibatch, rows, guarded, begun), guarded, tally)
-            tally.check()
-            norm = self.optimizer.step(guarded.learning_rate)
+                self._accumulate(self._cuts(minibatch, rows, settings, begun), settings, losses)
+            losses.check()
+            norm = self.optimizer.step(settings.learning_rate)
         except BaseException:
             self.optimizer.drop_gradients()
             raise
-        gradient = Metrics.of({"critic/gradient_norm": Mean(norm, 1)})
-        once = metrics + gradient if self._mesh.rank == 0 else Metrics()
-        return tally.metrics + once + self._passes.work.take()
+        metrics += Metrics.of({"critic/gradient_norm": Mean(norm, 1)})
+        return losses.metrics + once(self._mesh, metrics) + self._passes.work.take()
 
     def check(self, state: State) -> None:
         """Raise CheckpointError when ``state`` is of another critic."""
@@ -193,36 +191,36 @@ class CriticLearner:
         return lambda folder: write(None if folder is None else folder / FOLDER)
 
     def _cuts(
-        self, minibatch: Batch, rows: Tensor, guarded: CriticFit, begun: Begun[Values] | None
+        self, minibatch: Batch, rows: Tensor, settings: CriticFit, begun: Begun[Values] | None
     ) -> Iterator[tuple[Tensor, Batch, Values]]:
         """Yield `ForwardRunner.cuts` of ``rows`` Int[N], with values whose gradient is recorded."""
         live = torch.zeros(len(minibatch), dtype=torch.bool).index_fill(0, rows, True)
-        known = None if begun is None or guarded.is_head_only else begun.within(minibatch, live)
+        # A graph through the trunk is of no use where only the head learns.
+        known = None if begun is None or settings.is_head_only else begun.within(minibatch, live)
         if begun is not None and known is not None:
             index, at = known
             found = begun.found
             cut, at = move(trim(minibatch.rows(index)), found.values.device), at.to(found.values.device)
             yield index, cut, Values(found.values[at, : cut.width], found.bootstrap[at], 0)
             rows = live.index_fill(0, index, False).nonzero()[:, 0]
-            if len(rows) == 0:
-                return
         for index, cut in self._passes.cuts(minibatch, rows, self._scorer):
-            yield index, cut, self._passes.value(self._scorer, cut, guarded.is_head_only)
+            yield index, cut, self._passes.value(self._scorer, cut, settings.is_head_only)
 
     def _accumulate(
-        self, cuts: Iterable[tuple[Tensor, Batch, Values]], guarded: CriticFit, tally: LossAccumulator
+        self, cuts: Iterable[tuple[Tensor, Batch, Values]], settings: CriticFit, losses: LossAccumulator
     ) -> None:
         """Add up losses and gradients of all cuts; the weights are of the whole minibatch, so the sums are exact."""
-        plan = guarded.plan
+        plan = settings.plan
         for index, cut, found in cuts:
             if len(index) == 0:
+                # A cut without a row: the backward pass moves nothing, but the other processes wait for its exchanges.
                 (0 * found.values).sum().backward()
                 continue
             if plan.ranks_pairs:
                 loss, measured = plan.pair_loss(found.bootstrap, cut)
             else:
-                loss, measured = plan.loss(found.values, cut, guarded.one_sided)
-            tally.add(Loss(loss, {"value": float(loss.detach())}, measured))
+                loss, measured = plan.loss(found.values, cut, settings.one_sided)
+            losses.add(Loss(loss, {"value": float(loss.detach())}, measured))
             loss.backward()
 
 
@@ -261,13 +259,14 @@ class TorchLearner:
         self._model: Any = model.eval()
         self._plan = plan
         self._steps = steps
-        self._mesh = mesh = here()
+        self._mesh = mesh = current_mesh()
         self._passes = ForwardRunner(plan, model, mesh)
         # Probe the model before its parameters are sharded.
         self._scorer = scorer_on(mesh, model)
         self._is_mixture = can_record(model)
         models = reference if isinstance(reference, ReferenceModels) else ReferenceModels(reference)
         self._reference = ReferenceScorer(models, model, self._scorer, self._passes)
+        # Averages copy the full model, so they are made before `shard` as well.
         self._frozen = FrozenWeights(model, models.frozen, mesh)
         self._average = None if proximal is None else MovingAverage(model, proximal)
         self._averaged = None if self._average is None else scorer_on(mesh, self._average.model)
@@ -318,9 +317,9 @@ class TorchLearner:
         """
         return await self._run(lambda: self._logprobs(batch, weights))
 
-    async def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    async def token_stats(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the trained weights, never of their average; no gradient."""
-        return await self._run(lambda: self._passes.look(self._scorer, batch))
+        return await self._run(lambda: self._passes.token_stats(self._scorer, batch))
 
     async def update(self, minibatch: Batch, algorithm: Algorithm, step: int, rate: float = 1.0) -> Metrics:
         """Make one optimizer step on the weighed ``minibatch``, or none if no row of it can have a gradient.
@@ -351,7 +350,7 @@ class TorchLearner:
 
     def snapshot(self) -> Snapshot:
         """Return the module's own tensors, adapters merged; read them before the next update."""
-        return snapshot_of(self._version, lambda: self._mesh.published(self._model))
+        return snapshot_of(self._version, lambda: self._mesh.export(self._model))
 
     def state(self) -> State:
         """Return copies of masters and moments; the version; which frozen weights they belong to; uncounted work.
@@ -368,15 +367,17 @@ class TorchLearner:
         return self._joined(lambda held: held.lend())
 
     def _joined(self, ask: Callable[[Optimizer | MovingAverage], State]) -> State:
-        critic = None if self._critic is None or self._critic.is_shared else self._critic.optimizer
-        named = {"critic": critic, "proximal": self._average, "reference": self._reference.average}
-        parts = {name: ask(held) for name, held in named.items() if held is not None}
-        parts = {"critic": State(), "proximal": State(), "lag": self._lag.state()} | parts
+        parts = {"critic": State(), "proximal": State(), "lag": self._lag.state()}
+        for name, held in self._further().items():
+            # A head on the policy's trunk has its masters and moments in the policy's optimizer.
+            owner = held.optimizer if isinstance(held, CriticLearner) else held
+            if owner is not self._optimizer:
+                parts[name] = ask(owner)
         own = ask(self._optimizer)
-        work = self._mesh.total(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
+        work = self._mesh.all_reduce_sum(torch.tensor([self._passes.work.computed, self._passes.work.real])).tolist()
         frozen = self._frozen.fingerprints()
         values = {"version": self._version, "frozen": dict(frozen), "work": work, "has": self._composition()}
-        return join(State(own.tensors, values, own.lent), parts)
+        return nest(State(own.tensors, values, own.lent), parts)
 
     def restore(self, state: State) -> None:
         """Become the learner that returned ``state``, bit for bit.
@@ -385,11 +386,12 @@ class TorchLearner:
             CheckpointError: It was trained on another model, base or reference, or with another kind of critic or
                 proximal policy; nothing was changed then.
         """
+        # Everything is checked before the first tensor is written, so that a refused state changes nothing.
         self._check(state)
         self._optimizer.restore(state)
         for name, held in self._further().items():
-            held.restore(part(state, name))
-        self._lag.restore(part(state, "lag"))
+            held.restore(unnest(state, name))
+        self._lag.restore(unnest(state, "lag"))
         self._version = int(state.values["version"])
         self._passes.work = (
             ComputeStats(*(int(count) for count in state.values["work"])) if self._mesh.rank == 0 else ComputeStats()
@@ -418,6 +420,8 @@ class TorchLearner:
         self._version, lag, work = self._kept_values
         self._lag.restore(lag)
         self._passes.work, self._scored_at = replace(work), None
+        # A graph of the undone step could no longer be used, and would hold its memory until the next one.
+        self._forget()
 
     def _changing(self) -> list[Optimizer | MovingAverage]:
         """Return what holds tensors that a step changes."""
@@ -453,12 +457,15 @@ class TorchLearner:
         Raises:
             NotFiniteError: A weight is not finite.
         """
-        for optimizer in {self._optimizer, *(() if self._critic is None else (self._critic.optimizer,))}:
-            optimizer.check_finite()
+        # Each check is a sum over processes, so all processes must make the checks in the same order.
+        for held in self._changing():
+            if isinstance(held, Optimizer):
+                held.check_finite()
         forms, read = readable(self._mesh, self._model, is_copied)
         write = model_writer(forms, self._model.config, self._model.generation_config, read)
         critic = None if self._critic is None else self._critic.writer(is_copied)
-        adapters = self._optimizer.masters.wholes(lambda name: "lora_" in name)
+        masters = self._optimizer.masters
+        adapters = {n: masters.full(n, m.detach()) for n, m in masters.parameters.items() if "lora_" in n}
         write_adapter = adapter_writer(self._model, adapters) if adapters else None
 
         def write_all(folder: Path | None) -> Mapping[Path, str]:
@@ -493,10 +500,13 @@ class TorchLearner:
     def _score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor]) -> Scores:
         proximal = sharpened = values = bootstrap = routing = free_routing = begun = None
         if "values" in needs:
-            values, bootstrap = self._known_critic().expect(batch, first.get("values"))
+            values, bootstrap = self._known_critic().values(batch, first.get("values"))
         if "sharpened" in needs:
+            # The softmax of doubled logits is the policy squared and normalized.
             colder = batch.with_fields(temperature=batch.temperature / 2)
             sharpened = self._passes.logprobs(self._averaged or self._scorer, colder)
+        # The four ways to the same log-probabilities differ in what they keep beside them: the experts for replay, the
+        # experts for watching, or the graph of the first cut.
         if "routing" in needs:
             proximal, routing = self._passes.routes(self._averaged or self._scorer, batch)
         elif "proximal" in needs and self._is_mixture and batch.routing is None:
@@ -536,20 +546,21 @@ class TorchLearner:
             }
         )
         if is_skipped:
-            return self._once(metrics) + self._passes.work.take()
+            return once(self._mesh, metrics) + self._passes.work.take()
+        # No optimizer step since `score`: proximal and current policy are the same weights.
         is_scored = minibatch.proximal is not None and self._scored_at == self._updates
         is_current = is_scored and self._average is None
-        tally = LossAccumulator(self._mesh)
+        losses = LossAccumulator(self._mesh)
         try:
             with self._passes.recording(self._model):
-                statistics, ahead = self._statistics(minibatch, algorithm, live, is_current)
+                statistics, prefetched = self._statistics(minibatch, algorithm, live, is_current)
                 # Scored at these very weights: without it the loss uses its own pass, and ratios are exactly 1.
                 if is_current:
                     minibatch = minibatch.with_fields(proximal=None)
-                    ahead = ahead or self._passes.resume(begun, minibatch, live, self._scorer)
-                cuts = self._passes.recorded(minibatch, live.nonzero()[:, 0], self._scorer, ahead)
-                self._accumulate(cuts, algorithm, statistics, tally)
-            tally.check()
+                    prefetched = prefetched or self._passes.resume(begun, minibatch, live, self._scorer)
+                cuts = self._passes.with_grad(minibatch, live.nonzero()[:, 0], self._scorer, prefetched)
+                self._accumulate(cuts, algorithm, statistics, losses)
+            losses.check()
             if algorithm.scope == "lagged":
                 self._lag.gather(self._mesh)
             # It checks the gradient before it moves a weight, so a failure leaves everything as it was.
@@ -566,13 +577,8 @@ class TorchLearner:
         for average in (self._average, self._reference.average):
             if average is not None:
                 average.follow(self._optimizer.masters.parameters)
-        measured = Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
-        learned = tally.take(int(minibatch.mask.sum())) + self._once(metrics + measured)
-        return learned + self._passes.work.take()
-
-    def _once(self, metrics: Metrics) -> Metrics:
-        """Return what is the same in every process and shall count once when all are added up."""
-        return metrics if self._mesh.rank == 0 else Metrics()
+        metrics += Metrics.of({"learner/gradient_norm": Mean(norm, 1)})
+        return losses.take(int(minibatch.mask.sum())) + once(self._mesh, metrics) + self._passes.work.take()
 
     def _statistics(
         self, minibatch: Batch, algorithm: Algorithm, live: Tensor, is_current: bool
@@ -583,38 +589,43 @@ class TorchLearner:
         last one are measured on the way, in the passes that the loss makes; rows without a gradient have none there.
         """
         if algorithm.scope == "lagged":
+            # Rows without a gradient make no pass in the loss, but the effective size is of all trained tokens.
             others = minibatch.rows((minibatch.mask.any(1) & ~live).nonzero()[:, 0])
             if len(others) > 0:
                 known = others.proximal if is_current else None
                 current = self._passes.logprobs(self._scorer, others) if known is None else known
                 measured = algorithm.statistics(current, others)
+                # Every process has computed all of these rows together, so only one may count them.
                 self._lag.add(measured if self._mesh.rank == 0 else Statistics())
             return self._lag.statistics, None
         if not algorithm.reads_statistics:
             return Statistics(), None
         reads_entropy = algorithm.reads_entropy
+        # The log-probabilities just scored are the current ones, so nothing has to be computed for the statistics.
         if is_current and minibatch.proximal is not None and not reads_entropy:
             return algorithm.statistics(minibatch.proximal, minibatch), None
-        current, entropy, ahead = self._passes.ahead(minibatch, live.nonzero()[:, 0], self._scorer, reads_entropy)
-        return algorithm.statistics(current, minibatch, entropy), ahead
+        rows = live.nonzero()[:, 0]
+        current, entropy, prefetched = self._passes.prefetch_first(minibatch, rows, self._scorer, reads_entropy)
+        return algorithm.statistics(current, minibatch, entropy), prefetched
 
     def _accumulate(
         self,
         cuts: Iterable[tuple[Tensor, Batch, TokenScores]],
         algorithm: Algorithm,
         statistics: Statistics,
-        tally: LossAccumulator,
+        losses: LossAccumulator,
     ) -> None:
         """Add up losses and gradients of all cuts."""
         for index, cut, scores in cuts:
             if len(index) == 0:
+                # An empty cut of a mesh; see `CriticLearner._accumulate`.
                 (0 * scores.logprobs).sum().backward()
                 continue
             if algorithm.scope == "lagged":
                 self._lag.add(algorithm.statistics(scores.logprobs, cut))
             loss = algorithm.loss(scores.logprobs, scores.entropy, cut, statistics, scores.anchor_kl)
-            tally.backward(loss, scores, cut)
-            tally.metrics += measure_routing(scores, cut)
+            losses.backward(loss, scores, cut)
+            losses.metrics += measure_routing(scores, cut)
             failpoint("backward")
 
     def _fit(self, minibatch: Batch, algorithm: Algorithm, step: int | None, one_sided: bool) -> Metrics:
@@ -622,7 +633,7 @@ class TorchLearner:
         if plan is None:
             raise ConfigError(f"the algorithm '{algorithm.name}' has no critic, so none can be taught; set critic")
         base = self._plan.optimizer
-        guarded = CriticFit(
+        settings = CriticFit(
             plan=plan,
             learning_rate=(base.learning_rate if step is None else base.learning_rate_at(step, self._steps))
             * plan.learning_rate_ratio,
@@ -631,10 +642,10 @@ class TorchLearner:
         )
         if critic.is_shared:
             self._begun = None
-        metrics = critic.fit(minibatch, guarded)
+        metrics = critic.fit(minibatch, settings)
         assert minibatch.weights is not None, "value_minibatches comes first"
         has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())
-        if critic.is_shared and not guarded.is_head_only and has_token:
+        if critic.is_shared and not settings.is_head_only and has_token:
             self._updates += 1
         return metrics
 
@@ -669,4 +680,4 @@ class TorchLearner:
             raise ValueError(f"version and work are {str(numbers)[:60]}, and should be counts")
         self._optimizer.check(state)
         for name, held in self._further().items():
-            held.check(part(state, name))
+            held.check(unnest(state, name))

@@ -1,4 +1,4 @@
-"""What a learner counts while it computes."""
+"""Losses and statistics that a learner adds up over micro-batches and processes, and its moving averages."""
 
 import copy
 import math
@@ -41,6 +41,8 @@ class MovingAverage:
     """
 
     def __init__(self, model: nn.Module, plan: EmaProximal) -> None:
+        # deepcopy takes what its memo already has for copies: the frozen tensors are shared, and only trained ones are
+        # copied.
         frozen: dict[int, Tensor] = {id(p): p for p in model.parameters() if not p.requires_grad}
         frozen |= {id(part): part for _, part in stored(model)}
         self.model = copy.deepcopy(model, frozen).eval()
@@ -74,7 +76,7 @@ class MovingAverage:
     def state(self) -> State:
         """Return copies of the averages, on the CPU of rank 0, under their names, and n as ``count``."""
         averages = self._masters.parameters.items()
-        tensors = {name: self._masters.whole(name, average) for name, average in averages}
+        tensors = {name: self._masters.full(name, average) for name, average in averages}
         return State(tensors, {"count": float(self._count)})
 
     def lend(self) -> State:
@@ -100,7 +102,7 @@ class MovingAverage:
         self.check(state)
         with torch.no_grad():
             for name, average in self._masters.parameters.items():
-                average.copy_(sound(f"average of {name}", self._masters.part(name, state.tensors[name])))
+                average.copy_(sound(f"average of {name}", self._masters.shard_of(name, state.tensors[name])))
         self._count.fill_(float(state.values["count"]))
         self._masters.round_into_module()
 
@@ -126,7 +128,8 @@ class LaggedStatistics:
             return
         mine = Statistics() if self._measured is None else self._measured
         sizes = [mine.behavior, mine.proximal]
-        sums = mesh.total(torch.tensor([[s.count, s.total, s.squares] for s in sizes], dtype=torch.float64))
+        # float64, in which counts of tokens are exact and sums nearly so, however rows were dealt out.
+        sums = mesh.all_reduce_sum(torch.tensor([[s.count, s.total, s.squares] for s in sizes], dtype=torch.float64))
         behavior, proximal = (
             replace(size, count=c, total=t, squares=q) for size, (c, t, q) in zip(sizes, sums.tolist(), strict=True)
         )
@@ -207,6 +210,7 @@ class LossAccumulator:
         """Add one cut's loss, and its gradients to those of the weights."""
         self.add(loss)
         given = (scores.logprobs, scores.entropy, scores.anchor_kl)
+        # These are no leaves, so their gradients are kept only on request; they say which tokens the loss moves.
         felt = [scored for scored in given if scored is not None and scored.requires_grad]
         for scored in felt:
             scored.retain_grad()
@@ -247,6 +251,11 @@ class LossAccumulator:
         parts: dict[str, Measure] = {f"loss/{name}": Mean(part, count) for name, part in self.parts.items()}
         stopped = {"loss/stopped_token_fraction": Mean(self.stopped, count * trained)}
         return Metrics.of(parts | stopped) + self.metrics
+
+
+def once(mesh: Mesh, metrics: Metrics) -> Metrics:
+    """Return metrics that are equal in every process from rank 0 alone, so that they count once in the sum of all."""
+    return metrics if mesh.rank == 0 else Metrics()
 
 
 def _listed(parts: Mapping[str, float]) -> str:

@@ -1,10 +1,10 @@
-"""Where a learner's parameters are: all in this process, or a part of each in every one of several.
+"""Where a learner's parameters are: all in this process, or a shard of each in every one of several.
 
 Only this file knows torch.distributed. A learner is the same code on either mesh: whatever it adds up (losses,
 effective sizes, gradients) is a sum over rows, so what each process adds up of its own rows adds up to the whole.
 Therefore gradients are **summed** over processes and divided by nothing, and no statistic is averaged.
 
-A process is on one mesh, as torch.distributed has one default group: `join` enters it, `here` returns it.
+A process is on one mesh, as torch.distributed has one default group: `init_mesh` enters it, `current_mesh` returns it.
 """
 
 import datetime
@@ -28,6 +28,7 @@ from gnomon.models.weight_files import Read
 
 T = TypeVar("T")
 
+# The same function under its name in newer versions of torch.
 _gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 ELSEWHERE = "in another process of the learner"
 
@@ -43,7 +44,7 @@ class Mesh(Protocol):
     Attributes:
         rank, size: Which of how many this is.
         device: Where it computes; None is wherever its model is.
-        is_whole: Whether parameters stay what they are, rather than parts of them.
+        is_whole: Whether parameters stay full, rather than being sharded.
     """
 
     rank: int
@@ -52,12 +53,12 @@ class Mesh(Protocol):
     is_whole: bool
 
     def shard(self, model: nn.Module) -> None:
-        """Keep a part of each parameter here and drop the rest. The processes must hold equal models; none waits."""
+        """Keep the local shard of each parameter, drop the rest. All processes must hold equal models; none waits."""
 
     def run(self, model: nn.Module, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, whose passes through ``model`` find every parameter whole."""
+        """Return what ``work`` returns; its passes through ``model`` find every parameter gathered."""
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes, the same bits in each.
 
         Args:
@@ -67,31 +68,31 @@ class Mesh(Protocol):
     def broadcast(self, text: str) -> str:
         """Return the short text of rank 0."""
 
-    def own(self, parameter: nn.Parameter) -> Tensor:
-        """Return what this process holds of a parameter: the same memory."""
+    def local(self, parameter: nn.Parameter) -> Tensor:
+        """Return the local shard of a parameter: the same memory."""
 
-    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """Return of a whole tensor, or of a `StoredTensor`, what is this process's, as ``parameter`` is held."""
+    def shard_of(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
+        """Return this process's shard of a full tensor, or of a `StoredTensor`, sharded as ``parameter`` is."""
 
-    def start(self, parameter: nn.Parameter) -> int | None:
-        """Return the row that what is here of a parameter begins with; None where it is another process's to save."""
+    def first_row(self, parameter: nn.Parameter) -> int | None:
+        """Return the row of the full parameter at which the local shard begins; None where another process saves it."""
 
-    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
-        """Return a copy of the whole on the CPU in rank 0, of tensors that are parted as ``parameter`` is; elsewhere
-        something empty.
+    def full(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
+        """Return a full copy on the CPU in rank 0 of a tensor that is sharded as ``parameter`` is; elsewhere an empty
+        tensor.
         """
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient of what is here, of all processes' rows; once after the last backward pass."""
+        """Return the local gradient, summed over the rows of all processes; once after the last backward pass."""
 
     def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
-        """Return the length of the whole gradient, of its parts here."""
+        """Return the norm of the full gradient, given its local shards."""
 
-    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
+    def export(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield names and whole weights as the model computes with them (`lora.parts`); read each before the next."""
 
-    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
-        """Return the type in which a weight of ``model`` is published that is held in ``held``."""
+    def export_dtype(self, model: nn.Module, held: Any) -> torch.dtype:
+        """Return the type in which `export` yields the weight of ``model`` that ``held`` holds."""
 
     def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Return the block in which the model computes with a snapshot's ``tensors``; see `contexts.with_weights`."""
@@ -100,7 +101,7 @@ class Mesh(Protocol):
 class SingleProcess:
     """One process, which holds everything. Nothing is exchanged.
 
-    >>> SingleProcess().total(torch.ones(1))
+    >>> SingleProcess().all_reduce_sum(torch.ones(1))
     tensor([1.])
     """
 
@@ -114,7 +115,7 @@ class SingleProcess:
         """Call ``work``: on one process nothing is gathered."""
         return work()
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Return the tensor: the sum over one process."""
         return tensor
 
@@ -122,21 +123,21 @@ class SingleProcess:
         """Return the text: one process is rank 0."""
         return text
 
-    def own(self, parameter: nn.Parameter) -> Tensor:
+    def local(self, parameter: nn.Parameter) -> Tensor:
         """Return the parameter: one process holds all of it."""
         return parameter
 
-    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+    def shard_of(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
         """Return the tensor: one process holds all of it."""
-        return whole[...]
+        return full[...]
 
-    def start(self, parameter: nn.Parameter) -> int | None:
+    def first_row(self, parameter: nn.Parameter) -> int | None:
         """Return the first row."""
         return 0
 
-    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
+    def full(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
         """Return a copy."""
-        return own.detach().to("cpu", copy=True)
+        return local.detach().to("cpu", copy=True)
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the parameter's."""
@@ -146,11 +147,11 @@ class SingleProcess:
         """Return the length of all of them together."""
         return torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
 
-    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
+    def export(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
         """Yield the live tensors, nothing copied."""
         return parts(model, names)
 
-    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
+    def export_dtype(self, model: nn.Module, held: Any) -> torch.dtype:
         """Return its own."""
         found: torch.dtype = held.dtype
         return found
@@ -164,15 +165,15 @@ class ShardedMesh:
     """Several processes, by FSDP2: gloo between CPUs, NCCL between GPUs, one each.
 
     A layer's parameters are gathered before it computes, dropped after it, and gathered again for its backward pass;
-    then each process keeps its part of the gradient. Whatever lies outside of the layers (embedding, head, norm) is one
-    more such group.
+    then each process keeps its shard of the gradient. The parameters outside of the layers (embedding, head, norm) are
+    one more such group.
 
     Trainable parameters are kept as float32 masters, and gathered in the precision that they were loaded in: what the
     model computes with is their rounding, as in one process; gradients are summed in float32. Parameters of another
-    precision than most (a value head) are whole in every process, and their gradients are summed here.
+    precision than most (a value head) are replicated in every process, and `gradient` sums their gradients.
 
     Args:
-        is_offloaded: Parts, moments and optimizer stay in the machine's memory, and visit the GPU.
+        is_offloaded: Shards, moments and optimizer stay in the machine's memory, and visit the GPU.
 
     Raises:
         RuntimeError: torch.distributed failed, for example since a process that others wait for is gone.
@@ -197,7 +198,8 @@ class ShardedMesh:
         self._mesh = init_device_mesh(device.type, (size,))
 
     def shard(self, model: nn.Module) -> None:
-        """Keep this process's part of each parameter, on the mesh's device."""
+        """Keep this process's shard of each parameter, on the mesh's device."""
+        # FSDP casts the parameters of a group to one precision, so those of another precision are left out of it.
         trainable = [p for p in model.parameters() if p.requires_grad]
         precision = _commonest(trainable)
         kept_whole = {p for p in trainable if p.dtype != precision}
@@ -205,11 +207,13 @@ class ShardedMesh:
             if parameter in kept_whole:
                 parameter.data = parameter.data.to(self.device)
             elif precision != torch.float32:
+                # The shard is the float32 master; `param_dtype` rounds what is gathered for computing.
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy()
         if precision not in (None, torch.float32):
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         root = _Root(model)
+        # Layers first: a parameter belongs to the innermost module that was sharded, and the root takes what is left.
         for module in (*layers_of(model), root):
             sharded: Any = fully_shard(
                 module,
@@ -220,6 +224,8 @@ class ShardedMesh:
                 offload_policy=CPUOffloadPolicy() if self._is_offloaded else OffloadPolicy(),
                 ignored_params=kept_whole,
             )
+            # A loss is already a sum with the weights of the whole minibatch, so gradients are summed; FSDP would
+            # average.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
         self._roots[model], self._kinds[model] = root, precision
@@ -230,11 +236,12 @@ class ShardedMesh:
         try:
             result: T = root(work)[0]
         except BaseException:
+            # An interrupted pass leaves FSDP in the middle of its schedule; without this the next pass would fail.
             root.reset_iter_state()
             raise
         return result
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Return the sum."""
         summed = tensor.clone()
         distributed.all_reduce(summed)
@@ -242,50 +249,54 @@ class ShardedMesh:
 
     def broadcast(self, text: str) -> str:
         """Return the text of rank 0, which has at most 256 bytes."""
+        # Bytes, and not `broadcast_object_list`, which unpickles what it receives: a rendezvous on the network has no
+        # key.
         said = torch.zeros(_LONGEST_TEXT, dtype=torch.uint8)
         written = text.encode()
         said[: len(written)] = torch.tensor(list(written), dtype=torch.uint8)
         distributed.broadcast(said, 0)
         return bytes(said.tolist()).rstrip(b"\0").decode()
 
-    def own(self, parameter: nn.Parameter) -> Tensor:
-        """Return the local part."""
+    def local(self, parameter: nn.Parameter) -> Tensor:
+        """Return the local shard."""
         return _local(parameter.data)
 
-    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """Return rows of the first axis, as FSDP2 deals them out: equally many each, and what is left to the last."""
+    def shard_of(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
+        """Return this rank's rows of the first axis."""
         if not isinstance(parameter, DTensor):
-            return whole[...]
-        count = -(-parameter.shape[0] // self.size)
-        return whole[self.rank * count : (self.rank + 1) * count]
+            return full[...]
+        count = self._row_count(parameter)
+        return full[self.rank * count : (self.rank + 1) * count]
 
-    def start(self, parameter: nn.Parameter) -> int | None:
-        """Return the first row of the local part; what is whole in every process is rank 0's to save."""
-        start = self.rank * -(-parameter.shape[0] // self.size) if isinstance(parameter, DTensor) else 0
-        is_own = start < parameter.shape[0] if isinstance(parameter, DTensor) else self.rank == 0
-        return start if is_own or self.rank == 0 else None
+    def first_row(self, parameter: nn.Parameter) -> int | None:
+        """Return the first row of the local shard; rank 0 saves what is replicated."""
+        if not isinstance(parameter, DTensor):
+            return 0 if self.rank == 0 else None
+        # With fewer rows than ranks the last ranks hold none; rank 0 saves a tensor without rows.
+        row = self.rank * self._row_count(parameter)
+        return row if row < parameter.shape[0] or self.rank == 0 else None
 
-    def whole(self, parameter: nn.Parameter, own: Tensor) -> Tensor:
-        """Return the parts of all, put together."""
-        found = self._joined(parameter, own.detach())
-        return found.to("cpu", copy=found is own) if self.rank == 0 else torch.empty(0)
+    def full(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
+        """Return the shards of all ranks, put together."""
+        found = self._full(parameter, local.detach())
+        return found.to("cpu", copy=found is local) if self.rank == 0 else torch.empty(0)
 
     def gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the local part of the sum; sum it where the parameter is whole."""
+        """Return the local shard of the sum; sum it here where the parameter is replicated."""
         if parameter.grad is None or isinstance(parameter, DTensor):
             return None if parameter.grad is None else _local(parameter.grad)
-        parameter.grad = self.total(parameter.grad.cpu()).to(parameter.grad.device)
+        parameter.grad = self.all_reduce_sum(parameter.grad.cpu()).to(parameter.grad.device)
         return parameter.grad
 
     def norm(self, gradients: Sequence[tuple[nn.Parameter, Tensor]]) -> Tensor:
-        """Return the root of all parts' squares; a gradient that is whole here counts once."""
-        parted = [gradient for parameter, gradient in gradients if isinstance(parameter, DTensor)]
-        whole = [gradient for parameter, gradient in gradients if not isinstance(parameter, DTensor)]
-        squares = self.total(_square(parted)) + _square(whole)
+        """Return the root of all shards' squares; a replicated gradient counts once."""
+        sharded = [gradient for parameter, gradient in gradients if isinstance(parameter, DTensor)]
+        replicated = [gradient for parameter, gradient in gradients if not isinstance(parameter, DTensor)]
+        squares = self.all_reduce_sum(_square(sharded)) + _square(replicated)
         return squares.sqrt().float()
 
-    def published(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
-        """Yield them one by one: so much is whole at a time, and the layer where adapters of experts are folded."""
+    def export(self, model: nn.Module, names: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor | Adapted]]:
+        """Yield them one by one: one full weight is in memory, or one layer where experts have folded adapters."""
         found = sources(model)
         for name in found if names is None else names:
             if found[name].is_folded:
@@ -295,21 +306,24 @@ class ShardedMesh:
             weight = found[name].read()
             if isinstance(weight, Adapted):
                 base, up, down = (
-                    self._joined(part, self._cast(model, part)) for part in (weight.base, weight.up, weight.down)
+                    self._full(part, self._cast(model, part)) for part in (weight.base, weight.up, weight.down)
                 )
                 yield name, replace(weight, base=base, up=up, down=down)
                 del base, up, down
             else:
-                yield name, self._joined(weight, self._cast(model, weight))
+                yield name, self._full(weight, self._cast(model, weight))
 
-    def kind(self, model: nn.Module, held: Any) -> torch.dtype:
+    def export_dtype(self, model: nn.Module, held: Any) -> torch.dtype:
         """Return what FSDP gathers it in."""
-        precision, own = self._kinds[model], held.dtype
-        found: torch.dtype = own if precision is None or not isinstance(held, DTensor) else precision
+        found: torch.dtype = (self._kinds[model] if isinstance(held, DTensor) else None) or held.dtype
         return found
 
+    def _row_count(self, parameter: Tensor) -> int:
+        """Return the rows of a full shard, as FSDP2 deals them out: the last ranks may hold fewer."""
+        return -(-parameter.shape[0] // self.size)
+
     def _cast(self, model: nn.Module, held: Tensor) -> Tensor:
-        return _local(held).to(self.kind(model, held))
+        return _local(held).to(self.export_dtype(model, held))
 
     def _group(self, model: nn.Module, name: str) -> nn.Module:
         """Return what is gathered together with a weight."""
@@ -317,12 +331,13 @@ class ShardedMesh:
         named = ((plain_name(n), module) for n, module in model.named_modules() if id(module) in marked)
         return next((module for layer, module in named if name.startswith(f"{layer}.")), self._roots[model])
 
-    def _joined(self, like: Tensor, own: Tensor) -> Tensor:
-        """Return the whole of what is parted as ``like``, of which ``own`` is here; itself where it is whole."""
+    def _full(self, like: Tensor, local: Tensor) -> Tensor:
+        """Return the full tensor, sharded as ``like``, from the ``local`` shard; itself where it is replicated."""
         if not isinstance(like, DTensor):
-            return own
-        count = -(-like.shape[0] // self.size)
-        mine = own.to(self.device)
+            return local
+        count = self._row_count(like)
+        # NCCL's and gloo's gather needs equal shapes, so the last shard is padded with rows that are cut off below.
+        mine = local.to(self.device)
         mine = torch.cat([mine, mine.new_zeros(count - len(mine), *like.shape[1:])]) if len(mine) < count else mine
         found = mine.new_empty(self.size * count, *like.shape[1:])
         _gather(found, mine.contiguous())
@@ -330,18 +345,18 @@ class ShardedMesh:
 
     @contextmanager
     def swap_weights(self, model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
-        """Copy this process's part of them over its own, and its own back."""
+        """Copy this process's shards of them over its own, and its own back."""
         named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
-        kept = [(own, own.clone()) for own in map(self.own, named.values())]
+        kept = [(local, local.clone()) for local in map(self.local, named.values())]
         try:
             for name, tensor in tensors:
                 if name in named:
-                    self.own(named[name]).copy_(self.part(named[name], tensor))
+                    self.local(named[name]).copy_(self.shard_of(named[name], tensor))
             with without_adapters(model) if has_adapters(model) else nullcontext():
                 yield
         finally:
-            for own, copy in kept:
-                own.copy_(copy)
+            for local, copy in kept:
+                local.copy_(copy)
 
 
 class _Root(nn.Module):
@@ -354,56 +369,61 @@ class _Root(nn.Module):
     def forward(self, work: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
         """Return the result, and the tensors in it whose backward pass needs the parameters again."""
         result = work()
+        # FSDP hooks the backward pass on the tensors that a forward pass returns, so they must be visible in its
+        # output.
         return result, [t for t in vars(result).values() if isinstance(t, Tensor) and t.requires_grad]
 
 
 def _store(rendezvous: str, size: int) -> Any:
     if not rendezvous.startswith(_NETWORK):
         return distributed.FileStore(rendezvous, size)  # type: ignore[attr-defined]
-    if rendezvous in _hosted:
-        return _hosted[rendezvous]
+    # The process that opened the store already holds it; a second client of its own port would count as one more.
+    if rendezvous in _stores:
+        return _stores[rendezvous]
     address, _, port = rendezvous.removeprefix(_NETWORK).rpartition(":")
     return distributed.TCPStore(address, int(port), size, False, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
-_joined: list[Mesh] = []
-_hosted: dict[str, Any] = {}
+_current: list[Mesh] = []
+_stores: dict[str, Any] = {}
 
 
-def host(address: str, size: int) -> str:
-    """Open a place on the network where ``size`` processes can meet, this one among them, and return its name.
+def init_store(address: str, size: int) -> str:
+    """Open the rendezvous of ``size`` processes on the network, this one among them, and return its name.
 
     Args:
-        address: Of this machine's, at which alone it can be reached. A program that reaches the address can disturb
-        the rendezvous.
+        address: This machine's address, at which alone the store can be reached. A program that reaches the address
+            can disturb the rendezvous.
     """
+    # TCPStore binds to all interfaces by itself; a listening socket that is handed over is bound to one address.
     listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listening.getsockname()[1]
     found = distributed.TCPStore(  # type: ignore[attr-defined]
         address, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     rendezvous = f"{_NETWORK}{address}:{port}"
-    _hosted[rendezvous] = found
+    _stores[rendezvous] = found
     return rendezvous
 
 
-def join(rendezvous: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
+def init_mesh(rendezvous: str, rank: int, size: int, device: torch.device, is_offloaded: bool = False) -> Mesh:
     """Enter the mesh of ``size`` processes and return it once all are there.
 
     Args:
-        rendezvous: Where they find each other: a file's path on one machine, or what `host` returned in one of them.
+        rendezvous: Where they find each other: a file's path on one machine, or what `init_store` returned in one of
+            them.
     """
-    _joined[:] = [ShardedMesh(rendezvous, rank, size, device, is_offloaded)]
-    return _joined[0]
+    _current[:] = [ShardedMesh(rendezvous, rank, size, device, is_offloaded)]
+    return _current[0]
 
 
-def here() -> Mesh:
+def current_mesh() -> Mesh:
     """Return the mesh that this process is on.
 
-    >>> here().size
+    >>> current_mesh().size
     1
     """
-    return _joined[0] if _joined else SingleProcess()
+    return _current[0] if _current else SingleProcess()
 
 
 def agree(mesh: Mesh, fault: str) -> None:
@@ -411,7 +431,7 @@ def agree(mesh: Mesh, fault: str) -> None:
 
     A process that raised alone would leave the others waiting for it.
     """
-    if int(mesh.total(torch.tensor(int(bool(fault))))):
+    if int(mesh.all_reduce_sum(torch.tensor(int(bool(fault))))):
         raise NotFiniteError(fault or f"a number is not finite {ELSEWHERE}; no weight was changed")
 
 
@@ -422,10 +442,11 @@ def readable(mesh: Mesh, model: nn.Module, is_copied: bool) -> tuple[Mapping[str
         is_copied: They are copied to the CPU now, and are their own forms; else every process has to read.
     """
     if is_copied:
-        return {n: t.detach().to("cpu", copy=True) for n, t in whole(mesh.published(model))}, None
+        return {n: t.detach().to("cpu", copy=True) for n, t in whole(mesh.export(model))}, None
+    # Shapes and types are known without reading a weight, so a file's header can be written before its tensors.
     held = {name: source.held for name, source in sources(model).items()}
-    forms = {n: torch.empty(h.shape, dtype=mesh.kind(model, h), device="meta") for n, h in held.items()}
-    return forms, lambda names: whole(mesh.published(model, names))
+    forms = {n: torch.empty(h.shape, dtype=mesh.export_dtype(model, h), device="meta") for n, h in held.items()}
+    return forms, lambda names: whole(mesh.export(model, names))
 
 
 @contextmanager

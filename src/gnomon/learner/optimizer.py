@@ -61,12 +61,17 @@ class CodedMoment:
         At random the mean is the value itself, to float32. Otherwise beta2 = 0.999 would move nothing: a step changes a
         second moment by a thousandth, and levels are a twelfth apart.
         """
+        # (blocks, 256), the last one filled up with zeros, which change no block's largest magnitude.
         blocks = functional.pad(values.detach().float().reshape(-1), (0, -values.numel() % _BLOCK)).view(-1, _BLOCK)
         self.scales.copy_(blocks.abs().amax(1, keepdim=True))
+        # Level 0 is the scale itself, level n is n / 8 factors of two below it; a zero becomes infinity, coded as 0
+        # below.
         level = torch.log2(blocks.abs() / self.scales.clamp_min(torch.finfo(torch.float32).tiny)).mul_(-_LEVELS)
         if generator is None:
             level.round_()
         else:
+            # Levels are not equally spaced, so the probability of rounding up is linear in the values between two
+            # levels, not in the levels: only then is the mean the value itself.
             whole, least = level.floor(), 2 ** (-1 / _LEVELS)
             above = torch.exp2((whole - level) / _LEVELS).sub_(least).div_(1 - least)
             level = whole.add_(torch.rand(level.shape, generator=generator).to(level.device) >= above)
@@ -98,6 +103,8 @@ class CodedAdamW:
                     continue
                 own = self.state[parameter]
                 own["step"] += 1
+                # One float32 parameter's moments exist at a time; both roundings below draw from this step's
+                # generator, in this order.
                 count = float(own["step"])
                 generator = torch.Generator().manual_seed(int(count))
                 mean = own["exp_avg"].decoded().lerp_(parameter.grad, 1 - first)
@@ -107,6 +114,7 @@ class CodedAdamW:
                 own["exp_avg"].copy_(mean, generator)
                 own["exp_avg_sq"].copy_(square, generator)
                 root = square.div_(1 - second**count).sqrt_().add_(self._epsilon)
+                # Decoupled decay comes before the update and does not enter the moments (AdamW, algorithm 2).
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.addcdiv_(mean, root, value=-group["lr"] / (1 - first**count))
 
@@ -193,8 +201,10 @@ class OptimizerConfig:
         With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
         2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
         """
+        # Rounded up, as in transformers' `warmup_ratio`.
         rise = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
         if step < rise:
+            # Step 0 learns too: a rate of 0 would waste its rollouts.
             return self.learning_rate * (step + 1) / rise
         done = min((step - rise) / max(steps - rise, 1), 1.0)
         shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
@@ -226,6 +236,7 @@ class Optimizer:
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         self._is_coded = plan.moments == "8bit"
+        # Fused: one pass over weights, gradients and moments instead of one for each operation.
         make: Any = CodedAdamW if self._is_coded else partial(torch.optim.AdamW, fused=True)
         self._adam = make(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
         self._loans: list[Loan] = []
@@ -239,6 +250,8 @@ class Optimizer:
         Raises:
             NotFiniteError: The gradient is not finite; nothing was changed then but the gradients, which are gone.
         """
+        # The order matters: gradients are summed over processes, then measured, and only a finite norm may change a
+        # weight.
         self.masters.collect()
         norm = self.masters.norm()
         if not bool(norm.isfinite()):
@@ -252,6 +265,7 @@ class Optimizer:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.plan.max_gradient_norm, norm)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        # A checkpoint's writer may still be reading lent moments: it gets its copy before Adam changes them.
         self._recall()
         self._adam.step()
         failpoint("optimizer")
@@ -282,7 +296,7 @@ class Optimizer:
         ``steps`` Float[P], in the order of the names.
         """
         return State(
-            {f"{kind}/{name}": self.masters.whole(name, own) for kind, name, own in self._held()}
+            {f"{kind}/{name}": self.masters.full(name, own) for kind, name, own in self._held()}
             | {"steps": self._steps()}
         )
 
@@ -304,11 +318,12 @@ class Optimizer:
         self.masters.drop_gradients()
         with torch.no_grad():
             for (name, master), steps in zip(self.masters.parameters.items(), state.tensors["steps"][...], strict=True):
-                master.copy_(sound(f"master/{name}", self.masters.part(name, state.tensors[f"master/{name}"])))
+                master.copy_(sound(f"master/{name}", self.masters.shard_of(name, state.tensors[f"master/{name}"])))
                 moments = self._adam.state[master]
                 moments["step"].copy_(sound(f"steps of {name}", steps, 0.0))
                 for key, moment, least in (("exp_avg", "moment1", -math.inf), ("exp_avg_sq", "moment2", 0.0)):
                     saved = f"{moment}/{name}"
+                    # A parameter without a gradient so far has moments of zero, which a state does not hold.
                     if not steps:
                         moments[key].zero_()
                     elif saved not in state.tensors:
@@ -316,7 +331,7 @@ class Optimizer:
                             f"{saved} is not in the saved state, and {float(steps):g} steps were made"
                         )
                     else:
-                        moments[key].copy_(sound(saved, self.masters.part(name, state.tensors[saved]), least))
+                        moments[key].copy_(sound(saved, self.masters.shard_of(name, state.tensors[saved]), least))
         self.masters.round_into_module()
 
     def changing(self) -> list[Tensor]:
@@ -338,6 +353,7 @@ class Optimizer:
         mine = {f"master/{name}": shape for name, shape in self.masters.shapes.items()}
         theirs = {k: tuple(t.shape) for k, t in state.tensors.items() if k.startswith("master/")}
         if mine != theirs:
+            # Pairs of name and shape, so that a tensor that is missing and one of another shape are both found.
             unlike = sorted(set(mine.items()) ^ set(theirs.items()))
             raise CheckpointError(
                 "the saved optimizer belongs to another model or another set of trained parameters; the first "
@@ -388,5 +404,6 @@ def _zeros_like(parameter: Tensor) -> Tensor:
     """
     if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
         return torch.zeros_like(parameter)
+    # The tensor keeps the mapping alive, and the mapping is zero by the system's promise.
     pages = mmap.mmap(-1, parameter.nbytes)
     return torch.frombuffer(pages, dtype=parameter.dtype).view(parameter.shape)

@@ -42,7 +42,7 @@ def is_bf16_faster(device: str = "cpu") -> bool:
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """Return torch's name for it.
+    """Return torch's name for a precision.
 
     >>> dtype_of("bf16")
     torch.bfloat16
@@ -59,11 +59,11 @@ class Masters:
 
     The module's tensors are only ever written in place, because engines hold them too.
 
-    Where parameters are held in parts, so are masters: each is the part that is here, the same memory.
+    Where parameters are sharded, so are masters: each is the local shard, the same memory.
 
     Args:
         named: Name and parameter, each parameter once, sharded already.
-        mesh: Holds them.
+        mesh: The mesh that shards them.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh | None = None) -> None:
@@ -72,29 +72,34 @@ class Masters:
         self.parameters: dict[str, nn.Parameter] = {}
         self._twins: list[str] = []
         for name, parameter in self.module_parameters.items():
-            own = self.mesh.own(parameter)
+            # On one process this is the parameter itself; on a mesh, a plain tensor that shares the shard's memory.
+            own = self.mesh.local(parameter)
             master = parameter if own is parameter else nn.Parameter(own)
             if parameter.dtype != torch.float32:
                 master = nn.Parameter(parameter.detach().float())
+                # The low-precision gradient is added to the float32 sum as soon as it exists and is then freed:
+                # gradients of all parameters never exist at once in both formats.
                 parameter.register_post_accumulate_grad_hook(_folding_into(add_up(parameter, master)))
                 self._twins.append(name)
+            # A float32 parameter accumulates its own gradient; `add_up` only lets fused kernels add to it in place.
             elif own is parameter:
                 add_up(parameter, parameter)
             self.parameters[name] = master
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names, and shapes of the whole parameters."""
+        """Names, and shapes of the full parameters."""
         return {name: tuple(parameter.shape) for name, parameter in self.module_parameters.items()}
 
     def round_into_module(self) -> None:
         """Write every master, rounded to nearest, into the module's own parameter."""
         with torch.no_grad():
             for name in self._twins:
+                # In place: engines and captured graphs hold these very tensors.
                 self.module_parameters[name].copy_(self.parameters[name])
 
     def collect(self) -> None:
-        """Take over the gradients of all processes' rows; once a step, after the last backward pass."""
+        """Sum the gradients over all processes' rows into the masters; once a step, after the last backward pass."""
         for name, master in self.parameters.items():
             master.grad = self.mesh.gradient(self._source(name))
 
@@ -103,7 +108,7 @@ class Masters:
         return [master.grad for master in self.parameters.values() if master.grad is not None]
 
     def norm(self) -> Tensor:
-        """Return the length of the whole gradient, of which parts may be elsewhere."""
+        """Return the norm of the full gradient, of which other processes may hold shards."""
         named = self.parameters.items()
         return self.mesh.norm([(self._source(name), m.grad) for name, m in named if m.grad is not None])
 
@@ -113,25 +118,20 @@ class Masters:
             master.grad = None
             self.module_parameters[name].grad = None
 
-    def whole(self, name: str, own: Tensor) -> Tensor:
-        """Return a copy, on the CPU of rank 0, of what is held in parts as the parameter ``name`` is."""
-        return self.mesh.whole(self.module_parameters[name], own)
+    def full(self, name: str, own: Tensor) -> Tensor:
+        """Return a full copy, on the CPU of rank 0, of a tensor that is sharded as the parameter ``name`` is."""
+        return self.mesh.full(self.module_parameters[name], own)
 
-    def wholes(self, is_wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-        """Return copies of the wanted masters, on the CPU of rank 0, by name."""
-        wanted = {name: master for name, master in self.parameters.items() if is_wanted(name)}
-        return {name: self.whole(name, master.detach()) for name, master in wanted.items()}
-
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return what is this process's of a whole tensor that belongs to the parameter ``name``."""
-        return self.mesh.part(self.module_parameters[name], whole)
+    def shard_of(self, name: str, full: Tensor) -> Tensor:
+        """Return this process's shard of a full tensor that is sharded as the parameter ``name`` is."""
+        return self.mesh.shard_of(self.module_parameters[name], full)
 
     def loan(self, name: str, own: Tensor) -> Loan | None:
-        """Return what this process holds of a parameter ``name``, or of what is parted as that is: lent, or copied.
+        """Return the local shard of a tensor that is sharded as the parameter ``name``: lent, or copied.
 
-        Lent from the CPU where it lies in order, as a file would. None where another process has it to save.
+        It is lent where it is contiguous on the CPU, as a file needs it. None where another process saves it.
         """
-        start, is_ready = self.mesh.start(self.module_parameters[name]), own.is_cpu and own.is_contiguous()
+        start, is_ready = self.mesh.first_row(self.module_parameters[name]), own.is_cpu and own.is_contiguous()
         if start is None:
             return None
         held = own.detach() if is_ready else own.detach().cpu().contiguous()

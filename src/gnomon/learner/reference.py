@@ -82,6 +82,7 @@ class ReferenceScorer:
         """
         logprobs, tops = torch.zeros(batch.mask.shape), []
         for task, rows in self._rows_by_task(batch):
+            # A replayed routing is the policy's choice of experts; the reference's routers make their own.
             part = _hinted(batch.rows(rows).with_fields(routing=None, free_routing=None))
             scorer = self._scorers.get(task)
             has_own = scorer is not None or self._is_policy
@@ -90,6 +91,7 @@ class ReferenceScorer:
                     "the algorithm needs a reference policy, but the learner was given none; give "
                     "TorchLearner(reference=...) a frozen copy of the initial model"
                 )
+            # Without a model of its own, the reference is the policy's base weights.
             with nullcontext() if has_own else without_adapters(self._policy):
                 if self._top is None:
                     logprobs[rows] = self._passes.logprobs(scorer or self._scorer, part)
@@ -98,6 +100,7 @@ class ReferenceScorer:
                     tops.append((rows, top))
         if not tops:
             return Scores(reference=logprobs)
+        # Teachers scored disjoint rows, task by task; this puts them back into the batch's order.
         order = torch.cat([rows for rows, _ in tops]).argsort()
         tokens, values = (torch.cat(parts)[order] for parts in zip(*(top for _, top in tops), strict=True))
         return Scores(reference=logprobs, top_tokens=tokens, top_logprobs=values)
@@ -115,9 +118,11 @@ def _hinted(batch: Batch) -> Batch:
     """Return the batch as the reference reads it: each response behind the row's hint; without one it is masked."""
     if batch.hints is None or batch.hint_lengths is None:
         return batch
+    # The response moves from behind the prompt to behind the hint: its first column changes, its length does not.
     begins, ends = batch.hint_lengths[:, None], batch.hint_lengths + batch.lengths - batch.prompt_lengths
     places = torch.arange(int(ends.max()))
     answers = (places - begins + batch.prompt_lengths[:, None]).clamp(0, batch.tokens.shape[1] - 1)
+    # (rows, positions): at each new position, the token of the response that belongs there; clamped where none does.
     own = batch.tokens.gather(1, answers)
     hints = batch.hints.gather(1, places.clamp(max=batch.hints.shape[1] - 1).expand(len(batch), -1))
     tokens = torch.where(places < begins, hints, torch.where(places < ends[:, None], own, 0))

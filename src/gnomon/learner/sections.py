@@ -83,6 +83,7 @@ def token_budget(kept: int, item_bytes: int, parameters: int, available: int = 0
     >>> token_budget(kept_numbers(layers=30, width=576), item_bytes=4, parameters=10**9)
     1205
     """
+    # A model that computes in less than float32 holds its rounded weights beside the masters.
     state = _STATE_BYTES + (item_bytes if item_bytes < 4 else 0)
     budget = available or max(_LEAST_BYTES, state * parameters // DEVICE_SHARE)
     return max(_LEAST_TOKENS, budget // (kept * item_bytes))
@@ -103,7 +104,9 @@ def default_budget(model: Any, device: torch.device | None = None) -> int:
     A GPU needs more tokens to be busy, and has a memory of its own: an eighth of it is for activations.
     """
     config, parameter = model.config.get_text_config(), next(model.parameters())
+    # 0 on a CPU, whose memory other programs share: `token_budget` then goes by the size of the training state.
     available = memory_of(device or parameter.device) // DEVICE_SHARE
     size = sum(p.numel() for p in model.parameters())
+    # The fused forward pass knows exactly what it keeps; a model's own code can only be estimated.
     kept = kept_for_backward(model) or kept_numbers(config.num_hidden_layers, config.hidden_size)
     return token_budget(kept, parameter.dtype.itemsize, size, available)

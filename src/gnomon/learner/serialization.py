@@ -51,6 +51,7 @@ def unpacked(text: str, file: int) -> Any:
     """
     said = json.loads(text)
     size = os.fstat(file).st_size
+    # Copy on write: torch wants writable memory, and no process may change what the other ranks read.
     memory = mmap.mmap(file, size, access=mmap.ACCESS_COPY) if size else None
     os.close(file)
     tensors = [_read(memory, place) for place in said["tensors"]]
@@ -120,6 +121,7 @@ def _made(value: Any, tensors: list[Tensor]) -> Any:
         return tuple(_made(inner, tensors) for inner in value[_TUPLE])
     if _CLASS not in value:
         return {key: _made(inner, tensors) for key, inner in value.items()}
+    # The text names any importable object, so only a dataclass is called: unlike a pickle, it cannot run a function.
     found = load_object(value[_CLASS])
     if not (isinstance(found, type) and is_dataclass(found)):
         raise TypeError(f"{value[_CLASS]} is no dataclass")
@@ -141,6 +143,7 @@ def _write(file: int, tensor: Tensor) -> list[Any]:
     view = plain.flatten().view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
     while view:
         view = view[os.write(file, view) :]
+    # Each tensor begins at a multiple of 64 bytes, a cache line, as torch's own allocator aligns it.
     os.ftruncate(file, -(-os.lseek(file, 0, os.SEEK_END) // _ALIGNED) * _ALIGNED)
     return [str(plain.dtype).removeprefix("torch."), list(plain.shape), place]
 

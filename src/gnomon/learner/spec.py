@@ -50,6 +50,7 @@ class LearnerSpec:
             ConfigError: A setting does not fit the device or the number of processes.
         """
         plan, device = self.plan, resolve_device(self.device)
+        # Any number of CPU processes can share a machine; only GPUs have to be one each.
         if plan.processes == 1 or device.type == "cpu":
             return
         if ":" in self.device:
@@ -65,6 +66,8 @@ class LearnerSpec:
 
     def network(self, device: torch.device) -> nn.Module:
         """Return the model on ``device``, adapters included, as it computes; the same weights every time."""
+        # New adapters are drawn from the run's seed in every process alike, and the caller's generator is left as it
+        # was.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return load_model(self.model, self._dtype, self.lora, self.trust_remote_code, device)
@@ -77,6 +80,7 @@ class LearnerSpec:
         """
         algorithm = self.algorithm
         if algorithm.routing != "free":
+            # Called for its error: a router of an unknown form is refused here, not in the first step.
             moe_layers(model)
         reference, critic = self.references(device), self._critic(model, device)
         return TorchLearner(model, self.plan, self.steps, reference, critic, algorithm.proximal)
@@ -92,6 +96,7 @@ class LearnerSpec:
             name: load_model(name, dtype, trust_remote_code=plan.trust_remote_code, device=device)
             for name in plan.teachers
         }
+        # With LoRA the first weights are the policy without its adapters, so no second model is loaded for them.
         model = self.network(device) if plan.model == "start" and self.lora is None else teachers.get(plan.model)
         average = EmaProximal(plan.decay) if plan.model == "average" else None
         return ReferenceModels(

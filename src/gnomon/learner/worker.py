@@ -1,8 +1,7 @@
 """The program of one process that holds a part of a learner: ``python -m gnomon.learner.worker FD FOLDER``.
 
-It obeys the run, which sends every process the same commands in the same order (`distributed`), and answers each: with
-a value
-or with an error's name and text. It ends when the run does: standard input, which nobody writes to, then ends as well.
+The run sends every process the same commands in the same order (`distributed`). The process answers each command with a
+value, or with an error's name and text. It ends when the run does: standard input, which nobody writes to, then ends.
 """
 
 import asyncio
@@ -34,10 +33,10 @@ from gnomon.models.device import give_back, resolve_device
 
 
 class LearnerWorker:
-    """One process's learner, and what it can be told. learner: once the model was loaded."""
+    """One process's learner and its commands. ``learner`` exists once the model was loaded."""
 
     def __init__(self) -> None:
-        self._recipe: LearnerSpec
+        self._spec: LearnerSpec
         self._lent = State()
         self._writer = ThreadPoolExecutor(1, "share", initializer=give_way)
         self._storing: Future[list[str]]
@@ -47,30 +46,30 @@ class LearnerWorker:
             "load": self._load,
             "score": self._score,
             "logprobs": self._logprobs,
-            "look": self._look,
+            "token_stats": self._token_stats,
             "update": self._update,
             "fit": self._fit,
             "weights": self._weights,
             "state": self._state,
-            "restore": self._restore,
+            "restore": lambda state: self.learner.restore(state),
             "lend": self._lend,
             "store": self._store,
             "stored": self._stored,
-            "keep": self._keep,
-            "undo": self._undo,
+            "keep": lambda: self.learner.keep(),
+            "undo": lambda: self.learner.undo(),
             "write": self._write,
         }
 
-    def _join(self, recipe: LearnerSpec, rendezvous: str, rank: int, size: int) -> None:
-        self._recipe = recipe
-        if recipe.plan.is_sharded:
-            mesh.join(rendezvous, rank, size, resolve_device(recipe.device), recipe.plan.offload)
+    def _join(self, spec: LearnerSpec, rendezvous: str, rank: int, size: int) -> None:
+        self._spec = spec
+        if spec.plan.is_sharded:
+            mesh.init_mesh(rendezvous, rank, size, resolve_device(spec.device), spec.plan.offload)
 
     def _load(self) -> None:
         # Onto the CPU: parted, each goes to its device, which has no room for the whole.
-        recipe, cpu = self._recipe, torch.device("cpu")
-        device = cpu if recipe.plan.is_sharded else resolve_device(recipe.device)
-        self.learner = recipe.learner(recipe.network(device), device)
+        spec, cpu = self._spec, torch.device("cpu")
+        device = cpu if spec.plan.is_sharded else resolve_device(spec.device)
+        self.learner = spec.learner(spec.network(device), device)
 
     def _score(self, batch: Any, needs: list[Any]) -> Any:
         return self._in_first(asyncio.run(self.learner.score(batch, set(needs))))
@@ -79,8 +78,8 @@ class LearnerWorker:
         snapshot = None if weights is None else Snapshot(version, lambda: iter(weights.items()))
         return self._in_first(asyncio.run(self.learner.logprobs(batch, snapshot)))
 
-    def _look(self, batch: Any) -> Any:
-        return self._in_first(asyncio.run(self.learner.look(batch)))
+    def _token_stats(self, batch: Any) -> Any:
+        return self._in_first(asyncio.run(self.learner.token_stats(batch)))
 
     def _update(self, minibatch: Any, algorithm: Any, step: int, rate: float) -> Any:
         return asyncio.run(self.learner.update(minibatch, algorithm, step, rate))
@@ -89,7 +88,7 @@ class LearnerWorker:
         return asyncio.run(self.learner.fit(minibatch, algorithm, step, one_sided))
 
     def _weights(self) -> Any:
-        is_first, found = mesh.here().rank == 0, {}
+        is_first, found = mesh.current_mesh().rank == 0, {}
         for name, tensor in self.learner.snapshot().tensors():
             if is_first:
                 found[name] = tensor.detach().to("cpu", copy=True)
@@ -98,9 +97,9 @@ class LearnerWorker:
         return found
 
     def give_way(self) -> None:
-        """Give memory that nothing uses any more to the engine that shares the device, and now wakes."""
-        if self._recipe.yields_device:
-            give_back(resolve_device(self._recipe.device))
+        """Release cached memory for the engine that shares the device and wakes next."""
+        if self._spec.yields_device:
+            give_back(resolve_device(self._spec.device))
 
     def _state(self) -> Any:
         return self._in_first(self.learner.state())
@@ -110,33 +109,24 @@ class LearnerWorker:
         return {"bytes": self._lent.nbytes, "values": self._in_first(dict(self._lent.values))}
 
     def _store(self, folder: str) -> None:
-        """Begin to write what was lent, beside whatever is asked next."""
-        path, lent = Path(folder) / SHARE.format(mesh.here().rank + 1), self._lent
+        """Begin to write what was lent, in a thread, while further commands are answered."""
+        path, lent = Path(folder) / SHARE.format(mesh.current_mesh().rank + 1), self._lent
         self._lent = State()
         tensors: dict[str, Tensor | Loan] = {**lent.tensors, **lent.lent}
         self._storing = self._writer.submit(_write_share, path, tensors)
 
     def _stored(self) -> Any:
-        """Return path and hash of what was written; nothing while that goes on."""
+        """Return path and hash of the written share; None while the writing goes on."""
         return self._storing.result() if self._storing.done() else None
-
-    def _restore(self, state: State) -> None:
-        self.learner.restore(state)
-
-    def _keep(self) -> None:
-        self.learner.keep()
-
-    def _undo(self) -> None:
-        self.learner.undo()
 
     def _write(self, folder: str) -> Any:
         place = Path(folder)
-        written = self.learner.write_model(place if mesh.here().rank == 0 else None)
+        written = self.learner.write_model(place if mesh.current_mesh().rank == 0 else None)
         failpoint("model")
         return {str(path.relative_to(place)): digest for path, digest in written.items()}
 
     def _in_first(self, value: Any) -> Any:
-        return value if mesh.here().rank == 0 else None
+        return value if mesh.current_mesh().rank == 0 else None
 
 
 def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
@@ -147,21 +137,21 @@ def _write_share(path: Path, tensors: Mapping[str, Tensor | Loan]) -> list[str]:
 
 
 def error_payload(error: Exception) -> dict[str, str]:
-    """Return what is told of something that was raised; its trace goes to standard error."""
+    """Return the name and text of an error for the run; the trace goes to standard error."""
     traceback.print_exception(error)
     return {"kind": type(error).__name__, "said": str(error)}
 
 
 def serve(channel: Channel) -> None:
-    """Obey until the run hangs up."""
-    rank = LearnerWorker()
+    """Run commands until the run closes the channel."""
+    worker = LearnerWorker()
     while True:
         order, files = channel.receive()
         if order is None:
             return
         try:
             arguments = unpacked(order["text"], files[0])
-            value, error = rank.commands[order["do"]](**arguments), None
+            value, error = worker.commands[order["do"]](**arguments), None
         except Exception as raised:
             value, error = None, error_payload(raised)
         with packed(value) as (text, file):
@@ -182,7 +172,7 @@ def main() -> None:
     connection.set_inheritable(False)
     threading.Thread(target=_watch, args=(sys.argv[2],), name="gnomon-guard", daemon=True).start()
     serve(Channel(connection))
-    # The others may be gone already; there is nothing to say goodbye to.
+    # Not an ordinary exit: torch.distributed's shutdown would wait for processes that may be gone already.
     os._exit(0)
 
 

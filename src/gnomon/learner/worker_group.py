@@ -2,7 +2,6 @@
 
 import math
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -26,12 +26,12 @@ from gnomon.models.device import resolve_device
 
 
 class WorkerLost(Exception):
-    """A rank is gone, or stands still. args: its number, and what is to be said of it: "is gone: it was killed"."""
+    """A rank is gone, or stands still. Its args: the rank, and the end of a sentence ("is gone: it was killed")."""
 
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """What a rank said: a value, or the ``kind`` and text (``said``) of what it raised."""
+    """The answer of a rank: a value, or the ``kind`` and text (``said``) of the error that it raised."""
 
     value: Any
     error: Mapping[str, str] | None = None
@@ -57,15 +57,15 @@ class WorkerGroup(Protocol):
 
     @property
     def rendezvous(self) -> str:
-        """Address of the rendezvous (`mesh.join`); known after `open`."""
+        """Address of the rendezvous (`mesh.init_mesh`); known after `open`."""
 
     @property
     def scratch(self) -> Path:
         """A folder of the run for temporary files; it is removed with the run."""
 
     @property
-    def turns(self) -> Sequence[Sequence[int]]:
-        """Who loads when."""
+    def load_groups(self) -> Sequence[Sequence[int]]:
+        """The ranks that load the model together, one group after the other."""
 
     def open(self) -> None:
         """Start the ranks.
@@ -74,36 +74,36 @@ class WorkerGroup(Protocol):
             LearnerError, UserError: They cannot be started.
         """
 
-    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
-        """Ask something of these ranks, without waiting.
+    def send(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+        """Send the command ``do`` to these ranks, without waiting.
 
         Raises:
             WorkerLost: A rank is gone.
             TypeError: An argument cannot be serialized.
         """
 
-    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
-        """Return what was answered meanwhile, by rank; wait at most so long for the first.
+    def poll(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
+        """Return the answers that have come, by rank; wait at most so many seconds for the first.
 
         Raises:
             WorkerLost: A rank is gone.
         """
 
-    def look(self) -> None:
-        """See whether every rank lives, while nothing is asked of them.
+    def check_alive(self) -> None:
+        """Check that every rank lives, while no command is under way.
 
         Raises:
             WorkerLost: A rank is gone.
         """
 
-    def sees(self, folder: Path) -> bool:
+    def can_read(self, folder: Path) -> bool:
         """Whether every rank reads and writes the run's ``folder`` under this name."""
 
-    def room(self, folder: Path) -> str:
+    def output_dir(self, folder: Path) -> str:
         """Return the folder in which rank 0 shall write what is to be in ``folder`` in the end."""
 
-    def bring(self, written: str, folder: Path) -> None:
-        """Bring what rank 0 wrote into ``written`` to ``folder``, where that is another one."""
+    def fetch_output(self, written: str, folder: Path) -> None:
+        """Move what rank 0 wrote into ``written`` to ``folder``, where that is another folder."""
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -146,14 +146,14 @@ class LocalWorkerGroup:
 
     Args:
         asked: A device, see `resolve_device`; each process has its own GPU, from that one on.
-        kept: Where what the processes wrote is kept when one of them is lost, a file each; None keeps nothing.
+        kept: Folder for the processes' logs when one of them is lost; None keeps nothing.
     """
 
     is_shelving = is_sending = False
 
     def __init__(self, size: int, asked: str = "cpu", kept: Path | None = None) -> None:
         self.size, self._kept = size, kept
-        self.turns = [[rank] for rank in range(size)]
+        self.load_groups = [[rank] for rank in range(size)]
         self.members: list[LocalWorkerHandle] = []
         self._first = resolve_device(asked)
         self.device = self._first.type
@@ -167,7 +167,7 @@ class LocalWorkerGroup:
 
     @property
     def scratch(self) -> Path:
-        """Where they meet and write what they say; the last of them removes it."""
+        """The folder of rendezvous and logs; the last process to end removes it."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="gnomon-learner-"))
         return self._folder
@@ -177,7 +177,7 @@ class LocalWorkerGroup:
         for rank in range(self.size):
             self.members.append(_start(rank, self.size, self._first, self.scratch))
 
-    def tell(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
+    def send(self, ranks: Collection[int], do: str, arguments: Mapping[str, Any]) -> None:
         """Send it to each, with one file for all."""
         with packed(arguments) as (text, file):
             for rank in ranks:
@@ -186,37 +186,38 @@ class LocalWorkerGroup:
                 except OSError:
                     raise self._lost(self.members[rank], "is gone") from None
 
-    def heard(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
-        """Return what came through the sockets; look whether the others are stopped."""
+    def poll(self, waiting: Collection[int], seconds: float) -> Mapping[int, WorkerAnswer]:
+        """Return the answers that came through the sockets; check that the other processes are not stopped."""
         members = {self.members[rank].connection: self.members[rank] for rank in waiting}
-        ready, _, _ = select.select(list(members), [], [], seconds)
         found: dict[int, WorkerAnswer] = {}
-        for connection in ready:
+        # Not select.select, which refuses file numbers above 1,023.
+        for connection in wait(list(members), seconds):
+            assert isinstance(connection, socket.socket)
             member = members.pop(connection)
-            answer, files = _heard(member)
+            answer, files = _received(member)
             if answer is None:
                 raise self._lost(member, "is gone")
             found[member.rank] = WorkerAnswer(unpacked(answer["text"], files[0]), answer["error"])
         for member in members.values():
-            self._feel(member)
+            self._check_running(member)
         return found
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Ask the system of each process."""
         for member in self.members:
             if member.program.poll() is not None:
                 raise self._lost(member, "is gone")
-            self._feel(member)
+            self._check_running(member)
 
-    def sees(self, folder: Path) -> bool:
+    def can_read(self, folder: Path) -> bool:
         """Return True: they are on this machine."""
         return True
 
-    def room(self, folder: Path) -> str:
+    def output_dir(self, folder: Path) -> str:
         """Return the folder itself."""
         return str(real_path(folder))
 
-    def bring(self, written: str, folder: Path) -> None:
+    def fetch_output(self, written: str, folder: Path) -> None:
         """Leave it where it is."""
 
     def kill(self) -> None:
@@ -237,8 +238,8 @@ class LocalWorkerGroup:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _feel(self, member: LocalWorkerHandle) -> None:
-        """Raise Gone when it has been stopped for too long."""
+    def _check_running(self, member: LocalWorkerHandle) -> None:
+        """Raise WorkerLost when a process has been stopped for too long."""
         now = time.monotonic()
         since = min(self._stopped.get(member.rank, math.inf), now) if is_stopped(member.program.pid) else math.inf
         self._stopped[member.rank] = since
@@ -251,7 +252,7 @@ class LocalWorkerGroup:
         return WorkerLost(member.rank, f"{how}: it {end}{self._keep_logs(member)}")
 
     def _keep_logs(self, lost: LocalWorkerHandle) -> str:
-        """Keep what all of them wrote, for the cause may be with another one; say where, of the one that was lost."""
+        """Keep the logs of all, since another process may have the cause; return the place of the lost one's log."""
         if self._kept is None:
             return ""
         try:
@@ -281,7 +282,7 @@ def _start(rank: int, size: int, device: torch.device, folder: Path) -> LocalWor
     return LocalWorkerHandle(rank, program, ours, Channel(ours), log)
 
 
-def _heard(member: LocalWorkerHandle) -> tuple[dict[str, Any] | None, list[int]]:
+def _received(member: LocalWorkerHandle) -> tuple[dict[str, Any] | None, list[int]]:
     try:
         return member.channel.receive()
     except OSError:
@@ -289,15 +290,19 @@ def _heard(member: LocalWorkerHandle) -> tuple[dict[str, Any] | None, list[int]]
 
 
 def _environment(processes: int, rank: int, device: torch.device) -> dict[str, str]:
-    """Return what a process is told by its environment: threads, its GPU, and to talk to the others on this machine."""
+    """Return a process's environment: threads, its GPU, and the loopback interface for gloo and NCCL."""
     found = {
+        # The ranks compute at the same time: each with all threads would be slower than each with its share.
         "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes)),
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     if sys.platform == "linux":
+        # Gloo otherwise looks up the host's name, which in many containers leads nowhere or to an interface without a
+        # route.
         found |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         number = (device.index or 0) + rank
+        # Each rank sees one GPU, as number 0: no rank allocates on another one's GPU by accident.
         found["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     return found

@@ -75,7 +75,7 @@ class SampledTokenProbe:
         rows = [] if step % self.every else representative_rows(batch, self.most, self.one_in)
         if not rows:
             return None, Metrics()
-        logprobs, entropy = await self.learner.look(batch.rows(rows))
+        logprobs, entropy = await self.learner.token_stats(batch.rows(rows))
         seconds = time.perf_counter() - began
         return TokenStats(tuple(rows), logprobs, entropy), Metrics.of({"time/glimpse_seconds": Mean(seconds, 1)})
 
