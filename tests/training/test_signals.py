@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import termios
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -121,6 +122,25 @@ def test_one_signal_lets_it_finish():
 
     assert (program.returncode, err) == (0, "")
     assert out.endswith("saved, asked by 15\n")
+
+
+def test_another_thread_leaves_signals_alone():
+    """Handlers stay what they were, and an error of the block has no other error behind it."""
+    before, met = signal.getsignal(signal.SIGINT), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with stop_on_signals(StopRequest(), print, "the step", "again"):
+                assert signal.getsignal(signal.SIGINT) is before
+                raise KeyError("of the block")
+        except KeyError as error:
+            met.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert [(str(error), error.__context__) for error in met] == [("'of the block'", None)]
 
 
 def test_a_run_says_that_it_is_stopping_before_it_has_stopped(tmp_path: Path):

@@ -122,22 +122,27 @@ def train_experiment(
         RunError: Afterwards.
     """
     tune_machine()
+    # Runs and epochs are replaced by a checkpoint and a number of steps, so that the record says what was trained.
     loaded = completed(loaded)
     resolved = resolve(settled(loaded.experiment))
     experiment = resolved.experiment
+    # The record has absolute paths, so that `gnomon resume` works from any folder.
     movable = resolved.with_absolute_paths()
     written = to_toml(movable.experiment)
+    # The same command again goes on with its run, as a job that a scheduler restarts does.
     if run_dir is not None and is_begun(run_dir, written):
         return resume(run_dir, stop, callbacks)
     with ExitStack() as stack:
         console = stack.enter_context(Console(experiment.steps))
         if run_dir is not None:
+            # Before the tasks are prepared, which may take minutes.
             RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
         asked, chosen, inherited = checked(resolved, console)
         for note in loaded.notes:  # not before: an error would make them moot
             console.say(f"understood: {note}")
         for note in (*asked.remarks, *starting_notes(experiment)):
             console.warn(note)
+        # From here on as recorded: the checks above show paths as the user typed them.
         resolved, experiment = movable, movable.experiment
         directory = _new_directory(experiment, run_dir, inherited)
         stack.callback(directory.close)
@@ -152,6 +157,7 @@ def train_experiment(
             asked = replace(asked, judged=JudgeCache(directory.judged))
             session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
             return _run(session, None, stop)
+        # An experiment that cannot be trained leaves no directory behind.
         except UserError:
             directory.discard()
             raise
@@ -237,6 +243,7 @@ def _go_on(
         resolved = resolve(asked_for)  # a missing GPU is refused before anything is removed
         experiment = resolved.experiment
         console = stack.enter_context(Console(experiment.steps))
+        # Nothing is removed before everything has been checked; `truncate_logs` comes last.
         at = find_resume_point(directory, experiment)
         found, step = at.found, at.step
         for said in at.warnings(directory):
@@ -246,11 +253,13 @@ def _go_on(
         refuse_other_code(latest_session(directory.path), own_code_of(experiment))
         if extension is not None:
             extension.check_extension(found)
+        # A finished run is read without preparing its tasks or loading its model.
         if found is not None and at.batches is None and _is_last(found, experiment):
             spent = "" if step >= experiment.steps else ", and its budget is spent"
             console.say(f"{directory.path} is finished: {step} of {experiment.steps} steps{spent}")
             Checkpoints(directory.checkpoints).remove_unfinished()
             return load_run(directory.path)
+        # With a checkpoint of its own a run no longer needs its parent.
         parent = ParentRun.of(experiment) if found is None else None
         asked, chosen = _prepared(resolved, console)
         _refuse_other_questions(directory, asked)
@@ -308,8 +317,10 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     if os.path.exists(place) or not os.path.isdir(place.parent):
         raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
     import_optional("gguf", "default-model", "a GGUF file")
+    # Written beside the target under a hidden name, and renamed when whole.
     partial_copy, source = place.with_name(f".{place.name}.part"), Path(run)
     try:
+        # GGUF has whole matrices, so an adapter is merged into a copy of its base first.
         with TemporaryDirectory() if is_adapter(source) else nullcontext("") as spare:
             if spare:
                 write_merged(source, Path(spare))
@@ -429,12 +440,14 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
         UserError: If nothing there can be asked.
     """
     found: list[Evaluation] = []
+    # Runs whose training data was compared with the questions, and notes that were printed: each is said once.
     said, told = set[Path](), set[str]()
     leader = exam.leader(candidates)
     if exam.asks_as_begun and leader is not None:
         said.add(real_path(leader.model))  # its training has given up its own held-out questions
     asked_of = exam.experiments(candidates)
     with reading_weights([weights for _, weights in asked_of]):
+        # All candidates are resolved before the first is asked, so that a missing device is found at once.
         for resolved, weights in [(resolve(e), w) for e, w in asked_of]:
             experiment = resolved.experiment
             if experiment.lora is not None and experiment.engine.kind != "local":
@@ -446,6 +459,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
             with Console() as console:
                 announce_user_code(experiment, console)
                 with console.phase("preparing tasks"):
+                    # The questions that a run itself held out exist only as the other side of its training split.
                     asked = held_out_questions(experiment) if exam.tasks or leader is None else questions(experiment)
                 _try_rewards(experiment, asked, console)
                 slow = resolved.slow_ways(asked.mean_prompt_tokens)
@@ -517,6 +531,7 @@ def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) 
     sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), asked)
     questions += sparse.values()
     if experiment.environment is not None:
+        # Columns that the rollout of a conversation adds, which a user's reward may read.
         played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
         questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
     with console.phase("trying rewards"):
@@ -541,6 +556,7 @@ def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:
 
 def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> None:
     begun = questions_of(directory.card)
+    # Cards of earlier versions have no fingerprint.
     if begun and begun != dataset_fingerprint(asked.split.train):
         raise DatasetError(
             f"the questions of {directory.path} are not those that it began with: a row, its order, the tokenizer, its "
@@ -551,6 +567,7 @@ def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> Non
 def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice]:
     experiment = resolved.experiment
     announce_user_code(experiment, console)
+    # Cheapest checks first; tasks are prepared last, since that may read large files.
     check_sinks(experiment.records.sinks)
     check_installed(needed_packages(settings_of(experiment)))
     try_pieces(experiment.algorithm)
@@ -577,6 +594,7 @@ def is_finished(run_dir: Path, experiment: Experiment) -> bool:
 
 def _is_last(found: CheckpointRef, experiment: Experiment) -> bool:
     """Whether no step comes after this checkpoint, which was verified: all were made, or the budget is spent."""
+    # The budget is a part of the checkpoint and is read only where the experiment has one.
     if found.step >= experiment.steps or not experiment.budget.is_set:
         return found.step >= experiment.steps
     return BudgetTracker.of(experiment.budget, found.path).is_spent
@@ -586,11 +604,13 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
     experiment, directory, console = session.experiment, session.directory, session.console
     stop, typed = stop or StopRequest(), quote(str(directory.path))
     with ExitStack() as stack:
+        # Other jobs may hold the cluster, so this can take long and is shown.
         with console.phase("waiting for room on the cluster") if experiment.cluster.kind != "none" else nullcontext():
             cluster = open_cluster(session.resolved, console.warn)
         if cluster is not None:
             stack.callback(cluster.close)
         card = replace(_card(session), cluster="" if cluster is None else cluster.said)
+        # Before the card is written, since that makes this session the latest one.
         for said in changes(latest_session(directory.path), card):
             console.warn(said)
         write_card(directory.card, card)
@@ -607,6 +627,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         except Stopped as stopped:
             said, number = stopped.args
             raise Stopped(f"{said}; go on with: gnomon resume {typed}", number) from stopped
+        # The card then says that the run failed, and how; a run that was killed has no such end.
         except Exception as error:
             with suppress(OSError):
                 write_end(directory.card, error)

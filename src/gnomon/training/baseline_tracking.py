@@ -38,6 +38,7 @@ class PromptBaseline:
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
         """Measure the drift of the step's updates, then fold the step's rewards in."""
+        # A step in which no token had a gradient measured no drift.
         made = [u["loss/drift_abs_nats"] for u in updates if "loss/drift_abs_nats" in set(u)]
         self.drift.record(made)
         drifts = await self.drift.measure(groups, self._score)
@@ -55,6 +56,7 @@ BaselineTracking = PromptBaseline | NoTracker
 
 
 def _as_group(answer: ScoredAnswer) -> Group:
+    # Only tokens and mask are read; the other fields of a rollout have no meaning for a bare score.
     zeros = (0.0,) * len(answer.response)
     rollout = Rollout(
         task_id="",

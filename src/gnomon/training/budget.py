@@ -61,10 +61,12 @@ class BudgetTracker:
 
     @property
     def _marks(self) -> int:
+        # The marks lie at equal shares of the budget: 1/n, 2/n, ..., 1.
         return int(self.share * self.plan.evaluations)
 
     def add(self, tokens: float, seconds: float = 0.0) -> None:
         """Note that so much more was spent."""
+        # Before adding: `is_at_mark` compares the marks on both sides of the last addition.
         self._marks_before = self._marks
         self.tokens += int(tokens)
         self.seconds += seconds

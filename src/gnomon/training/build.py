@@ -86,6 +86,7 @@ from gnomon.training.weight_sync import (
     publish_halved,
 )
 
+# Rounds of training count from 0 and evaluations are -1, so these samples share no random numbers with either.
 INITIAL_ROUND = -2
 
 T = TypeVar("T")
@@ -170,6 +171,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
     """
     experiment, console, chosen, asked = session.experiment, session.console, session.chosen, session.asked
     async with AsyncExitStack() as stack:
+        # Graders first: a reward that cannot be used is reported before the model is loaded.
         judge = await _judge(session.resolved, asked, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
             where = session.directory.learner_logs, session.directory.waiting_models
@@ -180,20 +182,24 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         rollouter = await _rollouter(experiment, session.asked, engine, judge, stack)
         stream = _stream(experiment, session.asked, chosen, rollouter, engine)
         budget = BudgetTracker(experiment.budget)
+        # Parts are collected before anything is restored; `_pretraining` and `_weight_sync` add theirs below.
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: budget}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
         saver = await _saver(session, parts, learner, background)
 
+        # Read once a step, when the logger writes it: what engines, the weight transfer and the saver measured since.
         def serving() -> Metrics:
             return engine.metrics() + stage.measured() + saver.metrics()
 
         logger = _logger(session, 0 if found is None else found.step, serving)
         stack.callback(logger.close)
         stack.enter_context(logger.recorder)
+        # The guard counts refused steps from the metrics file, which was cut back to the checkpoint already.
         guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, guard)
         weight_sync = _weight_sync(session, engine, stage.sent, parts)
         _begin_with(session, parts, found, stream)
+        # After the restore, with the weights of the first step, and before the first prompt is sent.
         await _try_engines(session, engine, learner, stage.sent)
         components = Components(
             algorithm=experiment.algorithm,
@@ -226,6 +232,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         if rollouter is not None:
             schedule.initialize = _initializing(session, rollouter, budget, learner)
         run = Run(components, schedule, progress)
+        # Last, when every object of the run exists: nothing that changes may be missing from the checkpoint.
         check_counted(run, parts, [asked.split.train, asked.split.held_out, *asked.split.sets], session.stateless)
         console.start(experiment.steps, learner.version)
         await run_with_watchdog(stage.watch(), train(run))
@@ -277,6 +284,8 @@ async def _saver(
     """Return what saves checkpoints, tried once where this process alone holds the model."""
     experiment, asked, console = session.experiment, session.asked, session.console
     saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
+    # Elsewhere the whole model is in no single process, and gathering it for a trial would cost as much as a
+    # checkpoint.
     if session.cluster is None and not experiment.learner.is_sharded:
         await run_in_thread(partial(saver.rehearse, _rehearsing(session.resolved)))
     return saver
@@ -296,6 +305,7 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
     async def once() -> Evaluation:
         async with AsyncExitStack() as stack:
             rollouter, learner = None, None
+            # A likelihood needs a learner alone; graders and an engine only where answers are generated.
             if asked.exams:
                 judge = await _judge(resolved, asked, console, stack)
                 with console.phase(f"loading {experiment.model}"):
@@ -373,6 +383,7 @@ def _weight_sync(
     """
     experiment = session.experiment
     precision = session.resolved.precision
+    # With one precision and one implementation of the model only the order of sums differs.
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
     vocabulary_size = session.asked.tokenizer.vocab_size
     if is_exact:
@@ -400,6 +411,7 @@ async def _rollouter(
     """Return what asks the engine and has answers judged; None where no answer is generated."""
     if judge is None:
         return None
+    # Scorers hold this cache, and find through it the engine of a judge that is the policy.
     asked.judged.policy = PolicyJudge.over(asked, experiment.seed, engine)
     plan = experiment.environment
     conversation: AgentRollout | MultiTurnRollout | None = None
@@ -481,6 +493,7 @@ class ExamRooms:
     async def ask(self, exam: Exam) -> AsyncIterator[Rollouter]:
         """Give what asks and grades the set; graders of its own end with it."""
         own = replace(self.rollouter, generations=exam.samples, sampling=exam.sampling)
+        # A pool of graders is costly to start: a held-out set that is graded as training is uses the running one.
         if exam.grading == self.asked.judging:
             yield own
             return
@@ -647,6 +660,7 @@ def _initializing(
                 phase.advance()
                 return group
 
+            # All prompts at once: the engine batches them, and its own limit bounds how many run.
             groups = await asyncio.gather(*(ask(index) for index in unknown))
         chosen.tracker.initialize(groups)
         meter.add(watch.generated_tokens, watch.generate_seconds + watch.grade_seconds)

@@ -214,6 +214,7 @@ def completed(loaded: Loaded) -> Loaded:
         return Loaded(experiment, tuple(notes))
     _, _, split = _split(experiment)
     rows, each = len(split.train), experiment.prompts_per_step
+    # The small number keeps 3 epochs of 100 rows, 100 a step, from being 4 steps through rounding.
     steps = max(1, math.ceil(experiment.epochs * rows / each - 1e-9))
     said = f"epochs = {experiment.epochs:g} of {rows:,} rows, {each} a step, is steps = {steps}"
     said = "; ".join((said, *_unequal(experiment.algorithm)))
@@ -235,6 +236,7 @@ def _unequal(algorithm: Algorithm) -> Iterator[str]:
 def _one_label(tasks: TaskSet) -> str:
     """Return what is to be said of rows whose labels are all one; "" where they differ."""
     labels = (tasks[n].given_rewards[0] for n in range(len(tasks)))
+    # Stops at the first label that differs, so a large dataset is not rendered whole.
     first = next(labels)
     if any(label != first for label in labels):
         return ""
@@ -287,6 +289,7 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     lora = experiment.lora
     is_first = experiment.continue_from is None and (lora is None or (lora.base, lora.adapter) == ("unquantized", None))
     _check_teachers(experiment.algorithm, experiment.model, experiment.task, tokenizer, is_first)
+    # Raises where the chat template cannot render a reply between two answers.
     if experiment.environment is not None:
         TurnTokenizer.over(tokenizer)
     told, tools = (None, schemas) if tells_tools(tokenizer, schemas) else (describe_tools(schemas), ())
@@ -319,6 +322,7 @@ def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenize
             f"algorithm.reference.tasks names '{strange[0]}', which is no part of a mixture here (parts: "
             f"{', '.join(parts) or 'none, the task is a single one'}); set algorithm.reference.model for all questions"
         )
+    # At the start such a teacher has the policy's own log-probabilities, and its advantage or loss is 0 everywhere.
     learns = isinstance(algorithm.advantage, ReverseKl) or isinstance(algorithm.surrogate, Distillation)
     if learns and not plan.prompt and (not plan.teachers or (is_first and set(plan.teachers) == {model})):
         own = "an average of the model's own weights" if plan.model == "average" else "the model's own first weights"
@@ -352,6 +356,7 @@ def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
     flaw = reserved_flaw(switches)
     if flaw is not None:
         raise ConfigError(f"chat_template_kwargs: {flaw}; remove it")
+    # A misspelt variable would silently be ignored by the template, so each must change the rendered text.
     idle = Looks(tokenizer).idle([{"role": "user", "content": "2+2="}], (), switches)
     if idle is not None:
         raise ConfigError(
@@ -366,6 +371,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     most = sampling.max_completion_length
     is_supervised = experiment.algorithm.is_supervised
     is_asked = not is_supervised and experiment.rollouts_from is None
+    # An evaluation has one set for both sides of the split.
     trained = () if split.train is split.held_out else ((split.train, most if is_asked else 0),)
     measured = ((split.held_out, 0),) if is_supervised and not exams else ()
     for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
@@ -381,15 +387,8 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
     if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
-    alike: list[tuple[Grading, SamplingConfig, list[TaskSet]]] = []
     for tasks, by, drawn in judged:
-        ends = SamplingConfig(stop=drawn.stop, include_stop=drawn.include_stop)
-        same = next((sets for *others, sets in alike if others == [by, ends]), None)
-        if same is None:
-            alike.append((by, ends, same := []))
-        same.append(tasks)
-    for by, ends, sets in alike:
-        untried.append(check_answers(sets, by, grading_limits(experiment), partial(until_stop, sampling=ends)))
+        untried.append(check_answers([tasks], by, grading_limits(experiment), partial(until_stop, sampling=drawn)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
     halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
     untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
@@ -438,6 +437,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
                 f"nothing judges the answers to '{asked.label}'; name a reward, such as [[rewards]] kind = "
                 '"numeric", or leave the set out'
             )
+        # In a conversation answers differ all the same where the environment's replies do.
         samples = asked.samples or plan.samples
         one = ("temperature 0", "a temperature above 0") if sampling.is_greedy else ("top_k 1", "another top_k")
         if (sampling.is_greedy or sampling.top_k == 1) and samples > 1 and experiment.environment is None:
@@ -496,6 +496,7 @@ def grading_of(experiment: Experiment) -> Grading | None:
     budget = experiment.sampling.max_completion_length
     overlong = None
     if penalty is not None:
+        # The penalty's buffer is a fraction of the budget in an experiment, and tokens in the reward.
         overlong = LengthPenalty(max(1, round(penalty.buffer * budget)), penalty.factor, budget)
     gives = experiment.environment is not None and experiment.environment.is_rewarding
     own = judged_itself if experiment.algorithm.is_supervised else own_rewards
@@ -516,6 +517,7 @@ def grading_of(experiment: Experiment) -> Grading | None:
 
 def _check_seconds(experiment: Experiment, rewards: Sequence[WeightedReward]) -> None:
     for reward in rewards:
+        # Otherwise the grader's deadline kills the worker first, and a wrong answer counts as an error.
         if isinstance(reward.verifier, Code) and reward.verifier.total_seconds >= experiment.grading.deadline_seconds:
             raise ConfigError(
                 f"the reward '{reward.part}' gives programs total_seconds = {reward.verifier.total_seconds:g}, which "
@@ -625,6 +627,7 @@ def _build_tracker(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) 
     drift: Drift = NoDrift()
     rule = DecayRule.constant(plan.rho_min)
     if plan.drift != "constant":
+        # Without drift the tracker forgets at one constant rate.
         drift = RescoredDrift(task_index) if plan.drift == "replayed" else AccumulatedDrift(task_index)
         rule = DecayRule(plan.rho_min, plan.rho_max, plan.d_half)
     tracker = ValueTracker(task_index, rule, plan.rewards, plan.prior)

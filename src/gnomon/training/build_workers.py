@@ -83,6 +83,7 @@ def serve_alone(resolved: Resolved, warn: Callable[[str], None]) -> EnginePool:
     """Return one engine with the experiment's model as it is, to evaluate it: nothing is rounded, nothing is sent."""
     experiment = resolved.experiment
     plan = replace(experiment.engine, count=1, rounding="none")
+    # Everything that would give the engine other weights than the model's own is switched off.
     learner = replace(experiment.learner, processes=1, offload=False)
     alone = replace(experiment, max_staleness=0, staleness=StalenessConfig(), lora=None, engine=plan, learner=learner)
     as_it_is = Resolved(replace(alone, cluster=replace(alone.cluster, transfer=STORE)))
@@ -105,6 +106,7 @@ def _engines(resolved: Resolved, trained: nn.Module | None) -> Mapping[str, Engi
         receives = cluster.transfer if cluster.is_broadcasting else ""
         return {f"vllm-{n}": make_vllm(experiment.model, plan, dtype, receives) for n in range(1, plan.count + 1)}
     if trained is not None and resolved.shares_weights:
+        # One module for both: weights need no sending, and memory holds them once.
         return {"local": LocalEngine(trained, plan.max_concurrent, kept_bytes=resolved.kept_bytes)}
     return {f"local-{n}": one_engine(resolved) for n in range(1, plan.count + 1)}
 
@@ -239,12 +241,14 @@ def start_workers(
     distributed = DistributedLearner(
         recipe, LocalWorkerGroup(experiment.learner.processes, experiment.device, logs), waiting=waiting
     )
+    # The learner's processes hold the weights; this one needs names and shapes alone, for its engines.
     distributed.open()
     try:
         model = outline(experiment.model, experiment.trust_remote_code)
         return Workers(
             distributed, serve(resolved, model, warn), snapshot_transform(resolved, model), watch=distributed.watch
         )
+    # Also for Ctrl-C: the processes would outlive an error that is raised before anybody owns the learner.
     except BaseException:
         distributed.close()
         raise

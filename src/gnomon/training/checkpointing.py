@@ -41,6 +41,7 @@ from gnomon.training.run_logger import RunLogger
 from gnomon.training.weight_sync import VerifiedWeightSync
 
 GIB = 1 << 30
+# 64 MiB: to write and read a larger model again would delay the start.
 _REHEARSED_BYTES = 64 << 20
 
 
@@ -83,6 +84,7 @@ class Saver:
             self.background.settle()
             free, began = free_memory_bytes(), time.perf_counter()
             states = {n: self.learner.lend() if p is self.learner else p.state() for n, p in self.parts.items()}
+            # Lending copies a tensor when it is about to change; where memory cannot hold that, the run waits instead.
             is_short = self.background.is_asynchronous and self._is_short(free, states)
             is_waited_for = is_short or not self.background.is_asynchronous
             model = self.learner.write_model if is_waited_for else self.learner.model_writer()
@@ -149,6 +151,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
         CheckpointError: If it has other parts, or a part does not fit.
     """
     with show_progress(f"reading the states of {found.path.name}"):
+        # Tensors of the learner are read one at a time: all at once would hold the state twice.
         saved = load(found.path, is_verified=True, lazily=("learner",))
     if saved.keys() != parts.keys():
         missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
@@ -226,6 +229,7 @@ def check_counted(
             random numbers in a part that does not save it.
     """
     counted = [*parts.values(), *constants]
+    # Walks everything that the run can reach, and expects each mutable object to be a part, a constant or stateless.
     held = [(f"run.{f.name}", getattr(run, f.name)) for f in fields(run)]
     places = [each for place, part in held for each in unsaved_state(part, counted, stateless, place)]
     said = [f"{place} can change from step to step and is no part of a checkpoint" for place in places]

@@ -101,6 +101,7 @@ def check_room(started: Mapping[str, tuple[int, int, bool]], free: int | None) -
     Raises:
         ConfigError: Their libraries alone take more than is free, or more are started than may be.
     """
+    # A process that was forked shares the libraries' pages with its parent, one that was spawned loads its own.
     sizes = {name: number * (_FORKED if forked else _LIBRARIES) for name, (_, number, forked) in started.items()}
     largest, needed = max(sizes, key=lambda name: sizes[name]), sum(sizes.values())
     value, own = started[largest][0], sizes[largest]
@@ -112,6 +113,7 @@ def check_room(started: Mapping[str, tuple[int, int, bool]], free: int | None) -
     number = sum(each for _, each, _ in started.values())
     for kind, limit in ((resource.RLIMIT_NOFILE, "-n"), (resource.RLIMIT_NPROC, "-u")):
         most = resource.getrlimit(kind)[0]
+        # The kernel does not apply RLIMIT_NPROC to root.
         is_bound = most != resource.RLIM_INFINITY and (limit == "-n" or os.geteuid() != 0)
         if is_bound and number > _RESERVED and number + _RESERVED > most:
             raise ConfigError(

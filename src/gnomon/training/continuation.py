@@ -273,10 +273,12 @@ def find_resume_point(directory: RunDirectory, experiment: Experiment) -> Resume
         RunDirectoryError: If they are gone though the run had some: it would be begun again over its own records.
     """
     plan = experiment.checkpoints
+    # A file or a broken link there would read as "no checkpoint", and the run would begin again over its records.
     for folder in (directory.checkpoints, directory.pretraining_checkpoints):
         if os.path.lexists(folder) and not folder.is_dir():
             raise CheckpointError(f"{folder} is no folder; bring back the checkpoints, or move away what is there")
     found = Checkpoints(directory.checkpoints, plan.keep_last, plan.keep_every or None).newest()
+    # Checkpoints of value pre-training count batches; the training step is 0 in all of them.
     if found is None and (found := Checkpoints(directory.pretraining_checkpoints).newest()) is not None:
         return ResumePoint(replace(found, step=0), found.step)
     if found is None:
@@ -292,11 +294,13 @@ def truncate_logs(directory: RunDirectory, at: ResumePoint) -> None:
     if at.batches is None:
         # Over, or never saved: a crash may have left its folder behind.
         shutil.rmtree(directory.pretraining_checkpoints, ignore_errors=True)
+    # The pre-training log is cut by batches, the others by steps.
     if at.batches is not None:
         drop_after(directory.pretraining, at.batches)
     Checkpoints(directory.checkpoints).remove_unfinished()
     for left in directory.path.glob(".*.tmp"):
         left.unlink(missing_ok=True)
+    # -1 without a checkpoint: nothing is kept.
     for path in (directory.metrics, directory.evaluations, directory.findings):
         drop_after(path, kept)
     for folder, suffix in ((directory.answers, "jsonl"), (directory.rollouts, "jsonl"), (directory.batches, "json")):
@@ -304,6 +308,7 @@ def truncate_logs(directory: RunDirectory, at: ResumePoint) -> None:
 
 
 def _refuse_lost(directory: RunDirectory, every: int, first: int) -> None:
+    # Metrics may be damaged, and rollouts show how far the run came.
     made = max([*_recorded(directory), *RunRecord(directory.path).rollout_steps()], default=first) - first
     if directory.saved.exists() or _must_have_saved(directory, every, made):
         raise RunDirectoryError(
@@ -403,6 +408,7 @@ class Continuation:
                 f"steps={made + 1} or more"
             )
         plan = self.begun.learner.optimizer
+        # A schedule that reads the number of steps would have given the steps already made other rates.
         rates = ((plan.learning_rate_at(step, before), plan.learning_rate_at(step, asked)) for step in range(made))
         if any(was != now for was, now in rates):
             raise ConfigError(
@@ -480,9 +486,11 @@ class ParentRun:
         directory = RunDirectory(self.run)
         try:
             found = read_tensors(read_plain(directory.prompts))
+            # safetensors has no unsigned 64-bit integers, so keys are stored as signed ones with the same bits.
             ids, contents, prompts = (found[name].numpy().view(np.uint64) for name in ("ids", "contents", "prompts"))
             if ids.ndim == 1 and ids.shape == contents.shape == prompts.shape:
                 return PromptKeys(ids, contents, prompts)
+        # Unreadable or of an earlier version: the keys are computed again, if the questions are still the same.
         except (OSError, ValueError, LookupError, TypeError, SafetensorError):
             pass
         tasks = questions(self.begun).split.train
@@ -514,6 +522,7 @@ class ParentRun:
                 f"steps = {asked.steps} counts from the beginning of {self.run}, of which {self.step} are made; type "
                 f"steps={2 * self.step or 1}, or another number above {self.step}"
             )
+        # Read now, from the parent's checkpoint: the child counts on from there.
         meter = BudgetTracker.of(asked.budget, self.checkpoint)
         if meter.is_spent:
             raise ConfigError(
@@ -549,6 +558,7 @@ def settled(experiment: Experiment) -> Experiment:
     if experiment.continue_from is None:
         return experiment
     place = real_path(Path(experiment.continue_from))
+    # Either a checkpoint itself or the directory of a run.
     if place.parent.name != "checkpoints" or not (place / "manifest.json").is_file():
         place = checkpoint_of(place)
     return replace(experiment, continue_from=str(place))
@@ -580,6 +590,7 @@ class Inheritance:
             ConfigError: What is known of prompts cannot be kept.
         """
         begun = parent.begun
+        # Same questions in the same order: then indices mean the same prompts, and no keys need to be compared.
         is_same = questions_of(RunDirectory(parent.run).card) == dataset_fingerprint(tasks)
         judged = (begun.rewards, begun.environment) == (experiment.rewards, experiment.environment)
         reads = chosen.keys is not None and parent.remembers and judged and not is_same
@@ -630,8 +641,10 @@ class Inheritance:
         anew: list[str] = []
         for name, part in parts.items():
             state = saved.get(name)
+            # Other parts must fit, and raise where they do not; what is remembered of prompts may be of another kind.
             own = part.state() if name in ("curriculum", *_REMEMBERING) else None
             is_alike = state is not None and (own is None or _form(own) == _form(state))
+            # "arrival" calibrates the engines of this session and begins anew without a remark.
             if state is None or not is_alike or name == "arrival" or name in self._forgotten(chosen):
                 anew += [] if name == "arrival" else [name]
                 continue
@@ -646,6 +659,7 @@ class Inheritance:
 
     def _moves(self, chosen: PromptChoice, stream: RolloutScheduler) -> dict[str, Callable[[State], State]]:
         kept = self.kept
+        # None leaves indices as they are; an empty mapping drops every prompt in flight.
         places = None if self.is_same else {} if kept is None else kept.successors
         moves: dict[str, Callable[[State], State]] = {"stream": lambda state: stream.moved(state, places)}
         if self.is_same:

@@ -30,6 +30,7 @@ def shuffle_seed(seed: int, step: int, shuffled: str) -> int:
     >>> shuffle_seed(0, 1, "minibatches") == shuffle_seed(0, 1, "minibatches") != shuffle_seed(0, 1, "values")
     True
     """
+    # 31 bits fit the seed of every kind of generator.
     return sample_key(seed, step, shuffled, 0) & 0x7FFF_FFFF
 
 
@@ -60,8 +61,8 @@ class CriticTraining:
     async def before_policy(self, batch: Batch, step: int) -> tuple[Batch, Metrics]:
         """With order "before", prepare the batch for the critic alone, teach it, and read its values again.
 
-        Everything else stays as it was scored. On a shared trunk the lesson moves the policy, and the proximal policy
-        is that of the step's beginning: the push is part of the ratios, and no difference between engine and learner.
+        Everything else stays as it was scored. On a shared trunk the critic's update moves the policy too, and the
+        proximal policy stays that of the step's beginning: the ratios contain this change, the mismatch does not.
         """
         if not self._is_first:
             return batch, Metrics()
@@ -94,6 +95,7 @@ async def train_critic(learner: Learner, algorithm: Algorithm, batch: Batch, ste
     """
     began = time.perf_counter()
     known = measure_values(batch)
+    # `known` is measured from the values in the batch, so before the first of these updates.
     fits = [await learner.fit(minibatch, algorithm, step) for minibatch in algorithm.value_minibatches(batch, seed)]
     return sum(fits, known) + Metrics.of({"time/critic_seconds": Mean(time.perf_counter() - began, 1)})
 
@@ -144,6 +146,7 @@ class ValuePretraining:
         batch, metrics = collate(finished.groups, self.temperature), Metrics()
         with self.guard.step(self.batches + 1, "batch of value pre-training") as guarded:
             seed = shuffle_seed(self.seed, self.batches, "pretraining")
+            # The policy makes no minibatches in this phase, so one seed serves both.
             first = self.algorithm.first_rows(batch, seed, seed)
             batch = (await self.learner.score(batch, self.algorithm.advantage.needs, first)).into(batch)
             batch = guarded.check_finite(batch)

@@ -125,7 +125,9 @@ class EvalSpec:
                 f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
                 f"{leader.model if leader else 'evaluation.tasks'} held out are asked: leave --prompts out, or name it"
             )
+        # Without a run any preset serves: an evaluation trains nothing.
         begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
+        # A run of another user may name code, which must not run just because its weights are evaluated.
         for run in (Path(candidate.model) for candidate in candidates if candidate.is_run):
             check_own(run, read(run / "experiment.toml"))
         return [(self._experiment(begun, weights), weights) for weights in map(find_weights, candidates)]
@@ -150,6 +152,7 @@ class EvalSpec:
     def _experiment(self, begun: Mapping[str, Any], weights: Weights) -> Experiment:
         table = {**begun, "model": weights.model}
         table.pop("lora", None)  # it is merged into the checkpoint
+        # A model that is no checkpoint still needs the adapter that the run began with.
         if weights.run is not None and Path(weights.model).parent.name != "checkpoints":
             lora = read(weights.run / "experiment.toml").get("lora", {})
             table |= {"lora": lora} if "adapter" in lora else {}
@@ -160,13 +163,16 @@ class EvalSpec:
                 table.pop("rewards", None)
             elif not table.get("rewards"):
                 table["rewards"] = _judges(begun)
+        # An experiment needs a task, though only its evaluation sets are asked.
         elif "task" not in table:
             asked_first = self._sets[0].get("task") if isinstance(self._sets[0], Mapping) else self._sets[0]
             table["task"] = (
                 to_table(named(asked_first)) if isinstance(asked_first, str) else asked_first or "arithmetic"
             )
+        # One sample a prompt unless more are asked for; sets with a number of their own keep it.
         samples = [f"evaluation.samples={1 if self.samples is None else self.samples}"]
         experiment = from_table(table, [*samples, *self.overrides]).experiment
+        # An explicit number of samples is for all sets, over what each of them asks for.
         if self.samples is None or not experiment.evaluation.tasks:
             return experiment
         tasks = tuple(replace(task, samples=None) for task in experiment.evaluation.tasks)
@@ -228,6 +234,7 @@ def find_weights(candidate: EvalTarget) -> Weights:
         path = _best(run)
     else:
         path = RunDirectory(run).checkpoints / f"step-{candidate.checkpoint}"
+        # A run with value pre-training keeps a checkpoint 0, with the model's first weights and its critic.
         if candidate.checkpoint == 0 and not path.is_dir():
             return Weights(str(read(_experiment(candidate))["model"]), 0, run)
         _require(path, run)
@@ -245,6 +252,7 @@ def reading_weights(all_weights: Sequence[Weights]) -> Iterator[None]:
         yield
     except Exception as error:
         for weights in all_weights:
+            # Whatever the error was, a folder that is gone explains it.
             if weights.run is not None and weights.step > 0 and not Path(weights.model).is_dir():
                 run = quote(str(weights.run))
                 raise RunDirectoryError(

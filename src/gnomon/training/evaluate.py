@@ -24,6 +24,7 @@ from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.rollout import Rollouter, RolloutTimer
 from gnomon.tasks.base import TaskSet
 
+# Rounds of training count from 0, so evaluations share no random numbers with them.
 EVALUATION_ROUND = -1
 _ROWS = 256
 """Held-out rows that are measured at once; the learner cuts them into micro-batches."""
@@ -51,10 +52,9 @@ class Evaluation:
         scores: Each part of the grade by name, the first among the samples with each other ("answer given format"), and
             ``reward``: a mean over prompts of the mean over their samples, that is avg@k; the interval is that of
             `mean_interval` over prompts.
-        pass_at: K to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
-            `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
-        maj_at: K to value, of the first part, when its scores are 0 or 1: means over prompts of `pass_at_k` and
-            `maj_at_k`. Answers vote in the canonical form of the first reward's verifier.
+        pass_at: k to the mean over prompts of `pass_at_k`, for the first part where its scores are 0 or 1.
+        maj_at: k to the mean over prompts of `maj_at_k`, for the same part. Answers vote in the canonical form of the
+            first reward's verifier.
         intervals: The 95% intervals of what is no score: "pass@2", "maj@4", "tokens", "truncated".
         errors: Samples that could not be graded; they are in no score.
         answered: How each prompt was answered, what evaluations are paired by; in a file of its own, not in the row.
@@ -109,6 +109,7 @@ class Evaluation:
 
     def as_row(self) -> dict[str, Any]:
         """Return one JSON object for ``evaluations.jsonl``; what not every evaluation has only with content."""
+        # ``answered`` has a file of its own, and parts have their own form.
         row = asdict(replace(self, answered=(), parts=()))
         del row["answered"]
         row["parts"] = [part.as_row() for part in self.parts]
@@ -127,6 +128,7 @@ def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
 
 def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
     try:
+        # Strict: a row that was torn or edited must not be read as numbers that it does not have.
         found = _FORM.validate_json(json.dumps(row), strict=True)
     except ValidationError:
         return None
@@ -139,8 +141,8 @@ class Exam:
 
     Attributes:
         tasks: Its questions.
-        sampling: How answers are drawn, and how many a question.
-        samples: How answers are drawn, and how many a question.
+        sampling: How answers are drawn.
+        samples: Answers to each question.
         grading: What judges them.
         drawn: The sampling in words.
     """
@@ -228,6 +230,7 @@ class LikelihoodEvaluator:
 
     async def _measured(self, held_out: TaskSet, step: int, on_group: Callable[[Group], None]) -> Evaluation:
         began, groups = time.perf_counter(), list[Group]()
+        # Summed over all rows, since the loss is a mean over tokens and rows differ in length.
         lost, tokens = 0.0, 0
         for first in range(0, len(held_out), _ROWS):
             rows = [held_out[n] for n in range(first, min(first + _ROWS, len(held_out)))]
@@ -240,12 +243,14 @@ class LikelihoodEvaluator:
             for group, own, mask in zip(answered, logprobs, batch.mask, strict=True):
                 nats, count = -float(own[mask].sum()), int(mask.sum())
                 lost, tokens = lost + nats, tokens + count
+                # The geometric mean of the token probabilities, in (0, 1], whatever the length.
                 likelihood = math.exp(-nats / max(count, 1))
                 grade = Grade(likelihood, {"likelihood": likelihood})
                 groups.append(Group(group.task, (replace(group.rollouts[0], grade=grade),)))
                 on_group(groups[-1])
         loss = lost / max(tokens, 1)
         found = summarize(groups, step, held_out.name, 1)
+        # The "reward" of such a grade is the likelihood again, and pass@k means nothing.
         scores = {name: score for name, score in found.scores.items() if name != "reward"}
         seconds = time.perf_counter() - began
         found = replace(found, scores=scores, pass_at={}, seconds=seconds)
@@ -258,6 +263,7 @@ class LikelihoodEvaluator:
         scores = (await self.learner.score(batch, {"values"})).bootstrap
         assert scores is not None, "values come with it"
         found = []
+        # Rows alternate: the chosen answer, then the rejected one; values are (2 * pairs,).
         for pair, (chosen, other) in zip(pairs, scores.double().view(-1, 2).tolist(), strict=True):
             accuracy = float(chosen > other) + float(chosen == other) / 2
             grade = Grade(accuracy, {"accuracy": accuracy, "margin": chosen - other})
@@ -282,7 +288,8 @@ def macro_average(parts: Sequence[Evaluation]) -> Evaluation:
         mean = sum(rewards) / len(rewards)
         is_same = all(part.scores["reward"] == part.headline for part in parts)
         ends = [(part.scores["reward"].low, part.scores["reward"].high) for part in parts]
-        scores["reward"] = replace(scores[heading]) if is_same else EvalScore(mean, *_within(ends))
+        scores["reward"] = scores[heading] if is_same else EvalScore(mean, *_within(ends))
+    # pass@k and maj@k are averaged only where every set has them.
     curves = {name: [part.intervals.get(name) for part in parts] for name in first.intervals}
     shared = [name for name, ends in curves.items() if None not in ends]
     macro = {name: _macro([_value(part, name) for part in parts], rows, name) for name in shared}
@@ -337,6 +344,7 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Ev
     """Return what graded groups, one a prompt, amount to."""
     rollouts = [r for group in groups for r in group.rollouts]
     count = max(len(rollouts), 1)
+    # Samples that could not be graded are in no score; a prompt with none left counts in no mean.
     graded = [g for g in ([r for r in group.rollouts if r.grade.error is None] for group in groups) if g]
     names = list(dict.fromkeys(name for g in graded for r in g for name in r.grade.parts))
     parts = {n: [[r.grade.parts[n] for r in g if n in r.grade.parts] for g in graded] for n in names}
@@ -367,6 +375,7 @@ def _given(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> dict[st
     found: dict[str, EvalScore] = {}
     for other in names[1:]:
         values = [r.grade.parts.get(other) for g in graded for r in g]
+        # Other parts that are 0 or 1 are conditions such as the right format.
         if set(values) <= {0.0, 1.0} and 1.0 in values:
             chosen = [[r.grade.parts[names[0]] for r in g if r.grade.parts[other] == 1.0] for g in graded]
             found[f"{names[0]} given {other}"] = _score(chosen)

@@ -59,6 +59,7 @@ class LoggedRollouts:
 
     async def run_group(self, task: Task, round_number: int, watch: RolloutTimer) -> Group:
         """Return the logged group of a task; nothing is generated."""
+        # The step's timer expects both; nothing was generated or graded.
         watch.generated(0)
         watch.graded()
         return self._by_task[task.id]
@@ -100,6 +101,7 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
             f"rollouts_from = '{place}' has the tokens of '{source.model}', and '{experiment.model}' has others: "
             f"{flaw}; train a model of that family, or name other rollouts"
         )
+    # A greedy sampler records log-probabilities of temperature 1.
     sampled, scored = source.sampling.temperature or 1.0, experiment.scoring_temperature
     if sampled != scored:
         raise ConfigError(
@@ -109,11 +111,13 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
     other = _other_prompts(experiment, source, place)
     if tokenizer.backend.chat_template != theirs.backend.chat_template:
         other = (*other, "the chat template")
+    # Compared as token ids, after rendering, so wording cannot hide an overlap.
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
     groups = [g for path in track(files, f"reading {place}", len(files)) for g in _groups(path)]
     kept = [group for group in groups if group.task.prompt not in forbidden]
     _check_groups(experiment.algorithm, kept, place)
     _check_numbers(kept, place, tokenizer)
+    # Then the missing log-probabilities are never read, and zeros stand in for NaN.
     if not reads_behavior(experiment.algorithm):
         kept = [replace(group, rollouts=tuple(map(_known, group.rollouts))) for group in kept]
     dropped = len(groups) - len(kept)
@@ -150,8 +154,10 @@ def _other_prompts(experiment: Experiment, source: Experiment, place: Path) -> t
 
 async def said_of_policy(learner: Learner, logged: LoggedRollouts, experiment: Experiment) -> str:
     """Return how much logged rollouts are worth under the learner's policy, in a sentence."""
+    # Rounded up, so that at most that many groups are measured, spread over the whole log.
     step = -(-len(logged) // _MEASURED)
     batch = collate(logged.groups[::step], experiment.scoring_temperature)
+    # Given answers were sampled by no known policy.
     mask = batch.mask & ~batch.is_given[:, None]
     weighs = reads_behavior(experiment.algorithm)
     unweighed = "" if weighs else f"; {experiment.algorithm.name} does not weigh them (p3o and algorithm.correction do)"
@@ -173,7 +179,9 @@ def _groups(path: Path) -> Iterator[Group]:
         if not members:
             continue
         name = f"{members[0].rollout.task_id}@{step}.{number}"
+        # The version of the other run's weights means nothing in this one.
         rollouts = tuple(replace(m.rollout, task_id=name, oldest_version=0, newest_version=0) for m in members)
+        # Prompts can differ within a group; the longest row stands for it where its length is checked.
         longest = max(rollouts, key=lambda r: len(r.prompt) + len(r.response))
         task = Task(name, longest.prompt, members[0].question, response=longest.response, mask=longest.mask)
         yield Group(task, rollouts)

@@ -17,6 +17,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import Warn, read_rows, warn_on_stderr
 
 REFUSED = "learner/refused_steps"
+# Fields of the batch with one number a row, and with one a token (of the response).
 _OF_ROWS = ("rewards", "baseline", "bootstrap")
 _OF_TOKENS = (
     "behavior", "full_behavior", "proximal", "reference", "values", "advantages", "returns", "step_rewards"
@@ -48,6 +49,7 @@ class GuardedStep:
         counted = Metrics.of({REFUSED: Sum(int(not self.is_learned))})
         if self.is_learned:
             return counted
+        # NaN, since `RunLogger.write` fills in 0 for a loss that is absent, as in a step without trained tokens.
         none: dict[str, Measure] = {"learner/updates": Sum(0), "tokens/trained": Sum(0), "loss/policy": Last(math.nan)}
         return counted + Metrics.of(none)
 
@@ -83,6 +85,7 @@ class NonFiniteGuard:
         Raises:
             NotFiniteError: For the last of ``limit`` refused steps in a row; whatever else the block raises.
         """
+        # A lone update that is not finite is refused by the learner before it changes anything, and needs no copy.
         if self.is_undone:
             self.learner.keep()
         guarded = GuardedStep()
@@ -150,6 +153,7 @@ def refused_in_a_row(rows: Sequence[Mapping[str, Any]]) -> int:
 
 def unusable(batch: Batch) -> list[str]:
     """Return what is not finite where it counts, in words: one entry a field."""
+    # Padding and ungraded rows may hold anything, since no loss reads them.
     by_token = dict.fromkeys(_OF_TOKENS, batch.mask & batch.is_graded[:, None])
     found = []
     for name, counted in (dict.fromkeys(_OF_ROWS, batch.is_graded) | by_token).items():
@@ -157,6 +161,7 @@ def unusable(batch: Batch) -> list[str]:
         if tensor is None:
             continue
         wrong = ~tensor.isfinite() & counted
+        # Token fields are (rows, tokens): a row counts once, however many of its tokens are not finite.
         places = (wrong.any(1) if wrong.ndim == 2 else wrong).nonzero()[:, 0].tolist()
         if places:
             listed = ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")

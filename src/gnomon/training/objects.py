@@ -26,6 +26,7 @@ from gnomon.models.load import load_tokenizer
 from gnomon.models.transfer.fingerprint import fingerprint
 
 INPUTS = Path("runs") / "inputs"
+# 64 bits of SHA-256: two inputs share a folder with a probability below 1e-9 up to 100,000 inputs.
 _DIGITS = 16
 _MOST_ROWS = 2_000_000
 """Rows of what does not say how many it has, and may have no end."""
@@ -63,6 +64,7 @@ def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
         ConfigError: There are no rows, a row is no mapping, or a value has no JSON form; the message names row and
             column.
     """
+    # A generator may never end.
     known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
     lines = [_line(row, f"{name}: row {number}") for number, row in enumerate(known, 1)]
     if known is not rows and len(lines) > _MOST_ROWS:
@@ -86,6 +88,7 @@ def _line(row: Any, place: str) -> str:
     try:
         return _json(row) + "\n"
     except (TypeError, ValueError, RecursionError):
+        # Only now look for the column at fault: the row as a whole is written in one call.
         for column, value in row.items():
             try:
                 _json({column: value})
@@ -132,6 +135,7 @@ def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[
                 "holds (a client, a lock, an open file) inside the function, or name it as path.py:name"
             ) from error
     content = pickle.dumps(parts)
+    # The source code is for a reader of the file alone, inside a docstring, so its quotes are replaced.
     sources = "\n".join(filter(None, map(_source, named.values()))).replace("\\", "\\\\").replace('"""', "'''")
     shim = _SHIM.format(
         names=", ".join(named),
@@ -140,6 +144,7 @@ def write_callables(named: Mapping[str, Callable[..., Any]], kind: str) -> dict[
         digest=hashlib.sha256(content).hexdigest(),
     ).encode()
     path = _place(shim) / f"{kind}.py"
+    # Data before code: a file of code that exists can always be imported.
     write_durably(path.with_suffix(".pkl"), content)
     write_durably(path, shim)
     return {name: f"{real_path(path)}:{name}" for name in named}
@@ -155,6 +160,7 @@ def is_programs_own(each: Any) -> bool:
 
 def _module_of(each: Any) -> ModuleType | None:
     """Return the module of the program's own that defines an object, None for a notebook or an installed package."""
+    # A partial belongs to the module of the function inside.
     while isinstance(each, functools.partial):
         each = each.func
     module = sys.modules.get(getattr(each, "__module__", None) or type(each).__module__)
@@ -217,10 +223,12 @@ def write_model(model: Any, tokenizer: Any) -> str:
         tokenizer = load_tokenizer(str(tokenizer)).backend
     elif not hasattr(tokenizer, "get_vocab"):
         raise ConfigError(f"the tokenizer is {type(tokenizer).__name__}; give one of transformers, or a name or folder")
+    # The folder's name is a digest of configuration, weights and vocabulary, so the same model is written once.
     prints = [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
     parts = [model.config.to_json_string(), *prints, json.dumps(tokenizer.get_vocab(), sort_keys=True)]
     folder = _place("\n".join(parts).encode()) / "model"
     if not (folder / "config.json").is_file():
+        # Renamed when whole: a folder with config.json is complete.
         part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         tokenizer.save_pretrained(part)

@@ -122,6 +122,7 @@ def train(
     >>> train("quickstart", steps=50)  # doctest: +SKIP
     """
     others = {"model": model, "dataset": dataset, "rewards": rewards, "algorithm": algorithm, **settings}
+    # ``table`` is the experiment to start from, ``given`` the settings that change it.
     table, given, callbacks = _described(experiment, others, "train")
     if experiment is None:
         table["algorithm"] = given.pop("algorithm", "grpo")
@@ -179,7 +180,7 @@ def _described(
     experiment: str | Path | Experiment | None, others: dict[str, Any], verb: str
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[Callable[[FinishedStep], None], ...]]:
     """Return the experiment's table, the settings that change it, and the callbacks."""
-    for name in others.keys() & _TRAINERS.keys():
+    for name in (each for each in others if each in _TRAINERS):
         raise ConfigError(f"{name} is an argument of other trainers; here {_TRAINERS[name]}")
     model, dataset, rewards, algorithm = (others.pop(k, None) for k in ("model", "dataset", "rewards", "algorithm"))
     rewards = _only(rewards, "rewards", others, "reward_funcs")
@@ -194,11 +195,13 @@ def _described(
     given = dict(_given(dataset, rewards, algorithm, others))
     if model is not None:
         given["model"] = _model(model)
+    # A list of rewards replaces the experiment's list; other settings change single keys of it.
     if "rewards" in given:
         table["rewards"] = given.pop("rewards")
     if experiment is None:
         table |= {key: given.pop(key) for key in ("task", "model") if key in given}
     given |= dict(_flat(others))
+    # Before rows and models are read by anything else: a missing extra is found at once.
     check_installed(needed_packages(flat(latest([*flat(table).items(), *given.items()]))))
     return table, given, callbacks
 
@@ -327,6 +330,7 @@ def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, An
             yield key, _written(value, "algorithm")
         elif is_dataclass(value) and not isinstance(value, type):
             yield key, to_table(value)
+        # These tables are handed on whole: their keys depend on a kind or a preset, or are the user's own.
         elif isinstance(value, Mapping) and value and key not in ("task", "algorithm", "chat_template_kwargs"):
             yield from _flat(value, key)
         else:
@@ -380,6 +384,7 @@ def _task(dataset: Any, name: str) -> Any:
 
 def _rows(dataset: Any) -> Any:
     """Return the rows of a table of pandas, polars or Arrow, or of a dict of columns; anything else as it is."""
+    # Arrow, polars, pandas, each without importing it.
     for form, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(dataset, "columns") and hasattr(dataset, form):
             return getattr(dataset, form)(*arguments)
@@ -392,6 +397,7 @@ def _rows(dataset: Any) -> Any:
 
 def _rewards(rewards: Any, weights: Sequence[float] | None) -> list[Any]:
     """Return the rewards as an experiment has them; functions are written down together."""
+    # (reward, weight) is one reward; a tuple of two rewards is a list of two.
     is_pair = isinstance(rewards, tuple) and len(rewards) == 2 and isinstance(rewards[1], int | float)
     listed = [rewards] if is_pair or not isinstance(rewards, list | tuple) else list(rewards)
     if weights is not None:
@@ -478,6 +484,7 @@ def _algorithm(algorithm: Any) -> Any:
         return algorithm
     own: dict[Any, str] = {}
 
+    # Called for each piece as the table is made: it notes the program's own classes on the way.
     def collected(piece: Any) -> str:
         part = piece.own if isinstance(piece, FunctionPiece) else type(piece)
         if not is_programs_own(part):
@@ -485,6 +492,7 @@ def _algorithm(algorithm: Any) -> Any:
         name = part.__name__.strip("<>")
         return own.setdefault(part, f"{name}_{len(own)}" if name in own.values() else name)
 
+    # The first pass finds what is the program's own, the second one names it by the file it was written to.
     table = algorithm_table(algorithm, collected)
     if not own:
         return table

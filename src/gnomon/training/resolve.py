@@ -41,6 +41,7 @@ class Resolved:
             ConfigError: If it is not here, and is not looked for elsewhere.
         """
         is_elsewhere = bool(self.experiment.cluster.address) and self.experiment.device == "cuda"
+        # A driver without a GPU may start a run whose learners and engines are on a cluster's GPUs.
         if is_elsewhere and not torch.cuda.is_available():
             return torch.device("cuda")
         return resolve_device(self.experiment.device)
@@ -94,6 +95,7 @@ class Resolved:
         processes cannot be read at all.
         """
         experiment, plan = self.experiment, self.experiment.engine
+        # Each condition has its reason in the docstring; all are needed at once.
         is_plain = plan.kind == "local" and plan.count == 1 and plan.rounding == "none"
         is_plain = is_plain and experiment.cluster.kind == "none"
         return is_plain and experiment.staleness_bound == 0 and not experiment.learner.is_sharded
@@ -186,5 +188,6 @@ def resolve(experiment: Experiment) -> Resolved:
     Raises:
         ConfigError: If it is not here.
     """
+    # "auto" is written as what it means here, so that a resumed run on another machine does not change precision.
     learner = replace(experiment.learner, precision=Resolved(experiment).precision)
     return Resolved(replace(experiment, learner=learner))

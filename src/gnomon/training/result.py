@@ -67,6 +67,7 @@ class StepMetrics(Mapping[str, list[float]]):
     @cached_property
     def names(self) -> list[str]:
         """The names of the metrics, in the order in which they were first recorded."""
+        # Metrics have a slash in their names, and no other key of a row has one.
         return [name for name in dict.fromkeys(name for row in self.rows for name in row) if "/" in name]
 
     def meaning(self, name: str) -> str:

@@ -65,6 +65,7 @@ def check_reward_models(gradings: Iterable[Grading], on_cluster: bool = False) -
         ConfigError: If its label, scaling, form, device or length cannot be meant, or a judge is asked on a cluster.
         RewardError: If a judge has no key or cannot be asked.
     """
+    # Training and held-out sets may share a reward; each is checked once.
     for part, settings in dict.fromkeys(each for grading in gradings for each in grading.models.items()):
         if isinstance(settings, RewardModel):
             _checked(settings, part)
@@ -92,6 +93,7 @@ def check_judging_policy(gradings: Iterable[Grading], engine: EngineConfig, poli
                 f"{said} is asked by gnomon's own engine, and engine.kind = '{engine.kind}'; set engine.kind = "
                 "'local', or give the url of an endpoint"
             )
+        # A judge of groups reads several answers at once; two are the shortest such prompt.
         many = 1 + (plan.over == "group")
         prompt = policy.render(plan.messages(*[_PROBE, Sample("1 + 1 =", "3")][:many]))
         whole, longest = len(prompt) + plan.max_tokens, policy.tokenizer.context_length
@@ -154,10 +156,13 @@ class PolicyJudge:
             prompt = self.render(body["messages"])
         except UserError as error:
             raise VerifierError(f"the policy cannot be asked: {error}") from None
+        # The draw depends on the run's seed and on what is judged, and not on the order of requests.
         key = int(hashlib.sha256(f"{self.seed} {seed}".encode()).hexdigest()[:32], 16)
         drawn = self.engine.generate(prompt, [key], self.asked(body["temperature"], body["max_tokens"], schema))
+        # The engine runs in the event loop of the run, while scorers run in threads of their own.
         reply = asyncio.run_coroutine_threadsafe(drawn, self.loop)
         while not reply.done():
+            # In short waits, so that the thread notices when the run ends.
             wait([reply], timeout=_LOOK_SECONDS)
             if is_over():
                 reply.cancel()
@@ -196,6 +201,7 @@ def _checked(settings: RewardModel, part: str) -> tuple[ClassifierFiles, int, to
     said, limit = f"reward '{part}' ({settings.model})", files.tokenizer.context_length
     if settings.max_length is not None and limit is not None and settings.max_length > limit:
         raise ConfigError(f"{said}: max_length = {settings.max_length}, and the model reads at most {limit} tokens")
+    # A probe: `template` returns None where the tokenizer has no chat template.
     has_template = files.tokenizer.template([{"role": "user", "content": "1"}]) is not None
     if settings.form == "chat" and not has_template:
         raise ConfigError(
@@ -222,6 +228,7 @@ def _output(settings: RewardModel, labels: Sequence[str], said: str) -> int:
         raise ConfigError(f"{said} has {len(labels)} labels ({listed}); set label to the one whose score is the reward")
     if settings.label in labels:
         return labels.index(settings.label)
+    # Models without names for their labels call them 0, 1, ...
     if settings.label.isdecimal() and int(settings.label) < len(labels):
         return int(settings.label)
     raise ConfigError(f"{said}: {unknown('label', settings.label, labels)}")

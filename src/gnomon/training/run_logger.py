@@ -59,9 +59,8 @@ class SampledTokenProbe:
 
     Attributes:
         most: Answers of one step, and no more than one in ``one_in`` of those that are trained, but one at least.
-        every: Steps between looks, the first and the ``last`` one (from 0) are looked at; a report shows a handful of
-            answers from a whole run, and what nobody reads should cost nothing: less than a hundredth of the time
-            (docs/report.md).
+        every: Steps between probes, the first of which is in step 0. A report shows a handful of answers from a whole
+            run, so all probes together take less than a hundredth of the time (docs/report.md).
     """
 
     learner: Learner
@@ -70,7 +69,7 @@ class SampledTokenProbe:
     one_in: int = 8
 
     async def probe(self, batch: Batch, step: int) -> tuple[TokenStats | None, Metrics]:
-        """Look at the best, the worst, the most surprising, and the first answers."""
+        """Return the statistics of the best, the worst, the most surprising, and the first answers."""
         began = time.perf_counter()
         rows = [] if step % self.every else representative_rows(batch, self.most, self.one_in)
         if not rows:
@@ -89,8 +88,10 @@ def representative_rows(batch: Batch, most: int, one_in: int = 1) -> list[int]:
 
     Of each kind one answer to each question comes before a second one to any. A function of the batch alone.
     """
+    # Rows that were trained and graded; (rows,).
     rows = (batch.mask.any(1) & batch.is_graded).nonzero()[:, 0].tolist()
     rewards, groups = batch.rewards.tolist(), batch.group.tolist()
+    # "Surprising" is the distance from the baseline of the prompt, or from the mean of the group.
     expected = _means(rows, rewards, groups) if batch.baseline is None else dict(enumerate(batch.baseline.tolist()))
     orders = (
         sorted(rows, key=lambda row: -rewards[row]),
@@ -112,6 +113,7 @@ def _means(rows: Sequence[int], rewards: Sequence[float], groups: Sequence[int])
 
 
 def _varied(rows: Sequence[int], groups: Sequence[int]) -> Iterator[int]:
+    # Reversed, so that the first row of each group stays in the dictionary.
     firsts = {groups[row]: row for row in reversed(rows)}
     among = set(firsts.values())
     yield from (row for row in rows if row in among)
@@ -165,6 +167,7 @@ class LiveDiagnosis:
                     f"the diagnosis found {finding.rule} ({finding.severity}), which doctor.stop_on names: "
                     f"{finding.summary}. Try: {finding.advice[0]}. To go on all the same: {self.go_on}"
                 )
+        # Whole and at every step: findings also disappear from the list of current ones.
         self.findings.write(self.doctor.findings)
 
     def _is_reason(self, finding: Finding) -> bool:
@@ -181,6 +184,7 @@ def live_diagnosis(directory: RunDirectory, plan: DoctorConfig, warn: Warn) -> L
         return None
     record = RunRecord(directory.path)
     doctor = Doctor(record.experiment(), chosen(plan.rules))
+    # Rules look back over many steps, so a resumed run feeds them all of these first.
     replay(doctor, record.metrics(), record.evaluations(), lambda step: groups_of(record.rollouts(step)))
     findings = CurrentFindings(directory.diagnosis, warn)
     findings.write(doctor.findings)
@@ -211,6 +215,7 @@ class StepTimer:
     def metrics(self, watch: RolloutTimer) -> Metrics:
         """Return ``time/STAGE_seconds`` and ``time/step_seconds``; grading is the wait after the last completion."""
         stages = dict(self._stages)
+        # Generation and grading overlap: only the wait after the last completion counts as grading.
         stages["grade"] = min(watch.grade_seconds, stages.get("generate", 0.0))
         stages["generate"] = stages.get("generate", 0.0) - stages["grade"]
         stages["step"] = self._last - self._began
@@ -264,6 +269,7 @@ class SupervisedMetrics:
         if "critic/loss" in kept:  # a reward model's: no policy learns
             kept["loss/policy"], kept["learner/gradient_norm"] = kept["critic/loss"], values["critic/gradient_norm"]
         if self.is_likelihood:
+            # exp overflows a float above 709.
             kept["loss/perplexity"] = math.exp(min(values.get("loss/policy", math.nan), 700.0))
         return kept
 
@@ -307,6 +313,7 @@ class RunLogger:
         Args:
             seen: Values of some of its answers' tokens.
         """
+        # A step in which no group had a difference trains no token and reports no loss.
         absent = {name: Last(value) for name, value in UNTRAINED.items() if name not in set(metrics)}
         metrics += measure_answers(finished.generated)
         metrics += self.serving() + Metrics.of({**absent, "memory/peak_bytes": Max(peak_memory_bytes())})
@@ -317,12 +324,14 @@ class RunLogger:
             sink.write(step, values)
         failpoint("record")
         if self.rollouts is not None or self.batches is not None:
+            # In the background; `Run.finish_step` waits for it before a checkpoint counts this step as done.
             self.recorder.begin(partial(self._record, step, finished, batch, seen))
         self.console.step(step, values)
         self._warn_of_failures(finished)
         if self.diagnosis is not None:
             self.diagnosis.observe(step, values, finished.generated)
         if self.callbacks:
+            # A callback may read the files of its step.
             self.recorder.settle()
             told = FinishedStep(step, values, tuple(r for group in finished.groups for r in group.rollouts))
             for callback in self.callbacks:

@@ -74,15 +74,18 @@ class SelfImitationUpdates:
         """Make ``plan.updates`` updates when ``done`` is a multiple of ``plan.every`` and anything is kept."""
         if done % self.plan.every or not len(self.buffer):
             return []
+        # Numbers of draws never repeat within a run, and depend on the step alone, so a resumed run draws the same.
         first = done * self.plan.updates
         return [await self._update(first + number, done) for number in range(self.plan.updates)]
 
     async def _update(self, number: int, done: int) -> Metrics:
         algorithm, step = self.algorithm, done - 1
+        # The rollouts are old: what the advantage reads (values) is scored again with the current weights.
         batch = collate(self.buffer.draw(number), self.temperature)
         if algorithm.advantage.needs:
             batch = (await self.learner.score(batch, algorithm.advantage.needs)).into(batch)
         minibatch = algorithm.weigh(algorithm.prepare(batch))
+        # ``rate`` scales the learning rate of this update alone.
         made = await self.learner.update(minibatch, algorithm, step, rate=self.plan.learning_rate_ratio)
         if algorithm.critic is not None and self.plan.value_coefficient > 0:
             made += await self._teach(minibatch, step)

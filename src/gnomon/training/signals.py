@@ -14,6 +14,7 @@ from gnomon.core.user_code import end_at_once
 if TYPE_CHECKING:
     from gnomon.training.run import StopRequest
 
+# The escape sequence that shows the cursor.
 _CURSOR = "\x1b[?25h"
 
 
@@ -36,6 +37,7 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
 
     def request(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
+            # The terminal may be gone, and then the next line printed would raise in the middle of a step.
             leave_terminal()
             if stop.signal:
                 return
@@ -45,6 +47,7 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
             os.write(2, f"{shown}\nstopped at once, and nothing was saved; go on with: {go_on}\n".encode())
             end_at_once(128 + number)
         stop.signal = number
+        # `SimpleQueue.put` is reentrant, unlike a lock or a print, so a signal handler may call it.
         asked.put(number)
 
     def answer() -> None:
@@ -53,12 +56,11 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
             again = "Ctrl-C" if number == signal.SIGINT else "the signal"
             say(f"stopping: finishing and saving {what}; {again} again quits now, without saving")
 
-    try:
-        before = {number: signal.signal(number, request) for number in asking_signals()}
-    except ValueError:
-        # Not the main thread: the program that called us handles signals.
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may set handlers: the program that called us handles signals.
         yield
         return
+    before = {number: signal.signal(number, request) for number in asking_signals()}
     answering = threading.Thread(target=answer, name="gnomon-stopping", daemon=True)
     answering.start()
     try:
@@ -66,6 +68,7 @@ def stop_on_signals(stop: "StopRequest", say: Callable[[str], None], what: str, 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        # 0 is no signal, and ends the thread.
         asked.put(0)
         answering.join()
 
@@ -74,6 +77,7 @@ def leave_terminal() -> None:
     """Write to nowhere what was for a terminal that is gone: a line that nobody can read must not end the run."""
     for descriptor in (1, 2):
         try:
+            # Zero bytes: the error alone says whether the terminal is still there.
             os.write(descriptor, b"")
         except OSError:
             null = os.open(os.devnull, os.O_WRONLY)

@@ -12,6 +12,7 @@ from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.core.types import Batch
 from gnomon.rollouts.scheduler import RolloutBatch, RolloutScheduler
 
+# exp(20) is 5e8: one such token already outweighs every batch, and the square still fits a float64.
 _CLAMP = 20.0
 """Nats that a log ratio counts at most, either way: beyond it exp says nothing but "far"."""
 
@@ -104,13 +105,17 @@ def admitted(sizes: Sequence[EffectiveSize], ages: Sequence[int], floor: float) 
     >>> admitted([even, wild, even], [0, 0, 0], floor=0.5)
     [0, 2]
     """
+    # Greedy, since the best subset would need exponentially many trials; each round recomputes the ESS of every
+    # remainder from the three sums of its groups.
     stays = list(range(len(sizes)))
     while _total([sizes[place] for place in stays]).value < floor:
+        # Removing a group without trained tokens would change nothing and end in a loop.
         counted = [place for place in stays if sizes[place].count]
         if len(counted) < 2:
             break
 
         def rest(out: int) -> tuple[float, int]:
+            # The second number breaks ties in favor of removing older weights.
             return _total([sizes[place] for place in stays if place != out]).value, ages[out]
 
         stays.remove(max(counted, key=rest))
@@ -123,6 +128,7 @@ def _sizes(batch: Batch) -> list[EffectiveSize]:
     log_ratio = masked(batch.proximal.double() - batch.behavior.double(), batch.mask)
     ratio = masked(log_ratio.clamp(-_CLAMP, _CLAMP).exp(), batch.mask)
     rows = torch.stack([batch.mask.sum(1).double(), ratio.sum(1), ratio.square().sum(1)], 1)
+    # Group ids count from 0 in a batch, so they are also the places of the groups.
     groups = int(batch.group.max()) + 1
     sums = torch.zeros(groups, 3, dtype=torch.float64).index_add_(0, batch.group, rows)
     return [EffectiveSize(*row) for row in sums.tolist()]
@@ -134,6 +140,7 @@ def _total(sizes: Sequence[EffectiveSize]) -> EffectiveSize:
 
 def _of_groups(batch: Batch, places: Sequence[int]) -> Batch:
     """Return the rows of these groups, with groups counted from 0 again."""
+    # -1 marks a group that was removed; the others are renumbered without gaps, as `Batch.group` requires.
     number = torch.full((int(batch.group.max()) + 1,), -1)
     number[list(places)] = torch.arange(len(places))
     rows = (number[batch.group] >= 0).nonzero()[:, 0]

@@ -50,6 +50,7 @@ def run_with_restarts(arguments: Sequence[str], run: Path, restarts: int, say: S
             if tried == restarts:
                 say(f"{what} after step {reached}; {_times(restarts)} used up")
                 break
+            # A fault that recurs at the same step most likely comes from the data or the code, so a retry cannot help.
             if before is not None and reached <= before:
                 say(f"{what} at step {reached} for the second time in a row, so it is not tried again")
                 break
@@ -74,11 +75,13 @@ def reporting(descriptor: int | None) -> Iterator[None]:
         return
     from gnomon.core.processes.server import die_with_parent
 
+    # Otherwise graders and engines would inherit the pipe.
     os.set_inheritable(descriptor, False)
     die_with_parent(signal.SIGTERM)
     try:
         yield
     except GnomonError as error:
+        # A subclass of a final error is reported by the name that `_is_fault` knows.
         final = next((kind.__name__ for kind in _FINAL if isinstance(error, kind)), type(error).__name__)
         os.write(descriptor, final.encode()[:_LONGEST_NAME])
         raise
@@ -110,6 +113,7 @@ class _Child:
             self._process = subprocess.Popen(command, pass_fds=(writing,), process_group=0)
         finally:
             os.close(writing)
+        # A signal may have arrived before `_process` was set, when `_pass_on` had no process to send it to.
         if self._signal:
             self._process.send_signal(self._signal)
         code = self._process.wait()
@@ -124,6 +128,7 @@ class _Child:
 
     def rest(self, seconds: float) -> bool:
         """Wait, and return whether nobody asked for the end meanwhile."""
+        # No process: a signal during the pause only ends the pause.
         self._process, end = None, time.monotonic() + seconds
         while not self._signal and (left := end - time.monotonic()) > 0:
             time.sleep(min(_LOOK_SECONDS, left))

@@ -27,5 +27,7 @@ async def run_with_watchdog(watch: Coroutine[Any, Any, None], work: Coroutine[An
         return (working if working.done() else watching).result()  # type: ignore[return-value]
     finally:
         for one in (watching, working):
+            # Cancelling what is done already does nothing.
             one.cancel()
+        # Wait until both have ended: a cancelled step may still hold locks or write files.
         await asyncio.gather(watching, working, return_exceptions=True)
