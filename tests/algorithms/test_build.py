@@ -128,6 +128,8 @@ def test_single_overrides():
 WRONG: list[tuple[Any, str]] = [
     ("grop", "unknown algorithm 'grop'; did you mean 'grpo'"),
     ({"preset": "grop"}, "did you mean 'grpo'"),
+    ({"preset": "grpo", "regularizers": {"²": {}}}, "'²' is no place in a list"),
+    ("math:pi.real", "math: unknown name 'real'"),
     ({"preset": 3}, "algorithm.preset = 3"),
     ({"preset": "grpo", "surogate": {}}, "algorithm: unknown key 'surogate'; did you mean 'surrogate'"),
     ({"preset": "grpo", "surrogate.trust.hihg": 1.0}, r"algorithm\.surrogate\.trust: .*did you mean 'high'"),

@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("behavior ratio, correction", P3O, {"correction": TruncatedIS()}, 'set algorithm.correction = "none"$'),
     ("group of one", GRPO, {"num_generations": 1}, "group size 1.*'spo'.*set algorithm.num_generations = 2"),
     ("no generations", SPO, {"num_generations": 0}, "at least 1, got 0"),
-    ("tracked without tracker", SPO, {"tracker": None}, "the baseline Tracked needs a tracker"),
+    ("tracked without tracker", SPO, {"tracker": None}, "the advantage TrackedBaseline needs a tracker"),
     ("prioritized without tracker", GRPO, {"sampler": Prioritized()}, "sampler Prioritized needs a tracker"),
     ("tracked and keep", SPO, {"keep": Informative(), "num_generations": 4}, 'algorithm.keep = "none"'),
     ("keep of one", PRESETS["reinforce"], {"keep": Informative()}, "one response is never kept"),

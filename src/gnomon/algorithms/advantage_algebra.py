@@ -40,6 +40,7 @@ class AdvantageSum(Composed):
 
     def __post_init__(self) -> None:
         given: object = self.terms
+        # TOML gives lists; a frozen dataclass must be hashable.
         if isinstance(given, list):
             object.__setattr__(self, "terms", tuple(given))
         if not given or not isinstance(given, list | tuple):
@@ -127,6 +128,7 @@ class RewardAtLeast(Condition):
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return Bool[B T]."""
+        # (rows,), then the same for every token of a row.
         rewards = component(batch, self.component) if self.component else batch.rewards
         return (rewards >= self.value)[:, None].expand_as(batch.mask)
 
@@ -331,10 +333,12 @@ class PerReward(Modified):
         if not rewards:
             component(batch, "")
         for each in self.requires:
+            # A reward that is named twice is multiplied by both conditions, one after the other.
             holds = component(batch, each.on) >= each.at_least
             found = rewards.get(each.reward)
             rewards[each.reward] = torch.where(holds, component(batch, each.reward) if found is None else found, 0.0)
         weights = batch.component_weights or (1.0,) * len(rewards)
+        # Step rewards say when the sum was earned, not when this component was.
         alone = [batch.with_fields(rewards=values, step_rewards=None) for values in rewards.values()]
         return list(zip(weights, alone, strict=True))
 
@@ -353,6 +357,7 @@ def component(batch: Batch, name: str) -> Tensor:
         )
     if name not in batch.components:
         raise ConfigError(unknown("component of the reward", name, batch.components))
+    # NaN marks a component that did not apply to a response.
     values = batch.component_rewards[:, batch.components.index(name)].double()
     lacking = int((values.isnan() & batch.is_graded).sum())
     if lacking:

@@ -48,6 +48,7 @@ class Groups:
 
     def total(self, values: Tensor) -> Tensor:
         """Return Float64[B]: the sum of ``values`` over the counted rows of each row's group."""
+        # where, and not a product: an error's reward may be NaN.
         kept = torch.where(self.counted, values.double(), 0.0)
         return self._empty(0.0).index_add(0, self.index, kept)[self.index]
 
@@ -78,6 +79,7 @@ class Groups:
         """Return Bool[B]: whether another counted row of the group has a larger value, or the same and comes first."""
         same = (self.index[:, None] == self.index) & self.counted
         place = torch.arange(len(values))
+        # (rows, rows): column j comes before row i.
         is_before = (values > values[:, None]) | ((values == values[:, None]) & (place < place[:, None]))
         return (same & is_before).any(1)
 
@@ -130,6 +132,7 @@ class GroupRelative(Advantage):
         """Return advantages Float[B T]."""
         groups, rewards = Groups.of(batch), penalized(batch, self.kl)
         centered = self._centered(batch)
+        # A group of one has no deviation; what ``singleton`` said stays as it is.
         if self.scale == "group":
             scaled = centered / (groups.deviation(rewards, self.ddof) + self.epsilon)
             centered = torch.where(groups.size == 1, centered, scaled)
@@ -192,9 +195,11 @@ class Accepted(Advantage):
         """Return the advantages in Float64[B T]."""
         accepted = batch.is_graded & (batch.rewards > self.above)
         if self.best:
+            # Only accepted responses compete for the first place.
             groups = Groups(Groups.of(batch).index, accepted)
             accepted &= ~groups.has_before(batch.rewards)
         tokens = batch.mask.sum(1).double()
+        # Undoes TokenMean's division by all tokens, so that the loss is a mean over accepted ones.
         scale = tokens.sum() / (tokens * accepted).sum().clamp(min=1)
         return spread(scale * accepted, batch)
 
@@ -228,8 +233,10 @@ class LeaveOneOut(Advantage):
         """Return the advantages in Float64[B T]; there is no scale."""
         groups = Groups.of(batch)
         shaped = penalized(batch, self.kl)
+        # 1 for a group of one, whose quotient `_settle_singletons` replaces.
         rest = (groups.size - 1).clamp(min=1)
         others = (groups.total(shaped) - shaped) / rest
+        # The difference of equal rewards would be rounding, and any scale would blow it up.
         centered = torch.where(groups.differ(shaped), shaped - others, 0.0)
         return spread(_settle_singletons(centered, shaped, groups, self.singleton), batch)
 
@@ -268,6 +275,7 @@ class MarginalBest(Advantage):
             sorted_rewards, order = rewards[rows].sort()
             # The m-th smallest of the others is the best of k - 1 drawn from them in comb(m - 1, k - 2) sets.
             sets = [math.comb(place, k - 2) / math.comb(count - 1, k - 1) for place in range(count)]
+            # (i, m): by how much response i is better than the m-th smallest, 0 where it is not.
             lead = (sorted_rewards[:, None] - sorted_rewards).clamp(min=0.0)
             found[rows[order]] = lead @ torch.tensor(sets, dtype=torch.float64)
         return spread(found, batch)
@@ -290,6 +298,7 @@ class OptimalBaseline(Advantage):
         """Return the advantages in Float64[B T]; there is no scale."""
         groups, rewards = Groups.of(batch), batch.rewards.double()
         lengths = batch.mask.sum(1).double()
+        # A group whose responses have no trained token has the baseline 0 and trains nothing.
         baseline = groups.total(lengths * rewards) / groups.total(lengths).clamp(min=1)
         return spread(torch.where(groups.differ(rewards), rewards - baseline, 0.0), batch)
 
@@ -429,6 +438,7 @@ def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
 
 
 def _settle_singletons(centered: Tensor, rewards: Tensor, groups: Groups, rule: Singleton) -> Tensor:
+    # The one graded response of its group.
     alone = (groups.size == 1) & groups.counted
     if rule == "error" and bool(alone.any()):
         raise GradingError(
@@ -439,6 +449,7 @@ def _settle_singletons(centered: Tensor, rewards: Tensor, groups: Groups, rule: 
 
 
 def _deviation(values: Tensor, ddof: int) -> Tensor:
+    # Written out, since torch.var is NaN for one value, and 0 is meant.
     squares = (values - values.mean()).square().sum() if len(values) else values.sum()
     return (squares / max(len(values) - ddof, 1)).sqrt()
 

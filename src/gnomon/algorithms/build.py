@@ -60,6 +60,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
     if not isinstance(spec, Mapping):
         raise ConfigError(f"algorithm = {spec!r}: expected the name of a preset, like 'grpo', or a table")
     table, former = former_pieces(dict(spec))
+    # Without a preset other libraries' names are not translated: what they mean depends on the preset.
     if "preset" not in table:
         return Resolution(_build(Algorithm, nest(table), "algorithm"), tuple(former))
     preset = table.pop("preset")
@@ -192,6 +193,7 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
     """Return ``value`` as ``hint`` wants it; ``there`` is what a table without "piece" changes."""
     wanted = members(hint)
     is_optional = type(None) in wanted
+    # TOML has no null, so "none" says it.
     if is_optional and (value is None or value == "none"):
         return None
     if wanted.sequence is not None:
@@ -214,6 +216,7 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
         return _change(there, value, path)
     if len(pieces) == 1:
         return _build(next(iter(pieces.values())), value, path)
+    # A section such as the tracker has several classes with different keys; pieces of a protocol are always named.
     fitting = [cls for cls in pieces.values() if set(value) <= {f.name for f in fields(cls)}]
     if len(fitting) == 1 and not any(member in SLOTS for member in wanted):
         return _build(fitting[0], value, path)
@@ -227,7 +230,7 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
         raise ConfigError(f"{path} = {value!r}: expected a list")
     changed = list(there or ())
     for key, inner in value.items():
-        if not str(key).isdigit():
+        if not str(key).isdecimal():
             raise ConfigError(f"{path}: '{key}' is no place in a list; write the whole list, [{{{key} = ...}}]")
         if int(key) >= len(changed):
             raise ConfigError(f"{path}.{key}: there are {len(changed)}, counted from 0; or give the whole list")
@@ -274,6 +277,7 @@ def _plain(value: Any, name: Callable[[Any], str]) -> Any:
             inner = getattr(value, f.name)
             if inner is not None:
                 table[f.name] = _plain(inner, name)
+            # Left out, it would come back as its default.
             elif f.default is not None:
                 table[f.name] = "none"
         return table

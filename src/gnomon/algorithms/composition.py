@@ -141,11 +141,15 @@ class Composition:
         policy is an average, or a critic on the same trunk is taught in between.
         """
         needs = self.advantage.needs.union(*(r.needs for r in self.regularizers))
+        # Accumulated drift is the distance to the proximal policy, which each update measures anyway.
         adds_drift = isinstance(self.tracker, TrackerConfig) and self.tracker.drift == "accumulated"
+        # Who reads the proximal policy: the ratio, a piece with two anchors, a correction, or the tracker's drift.
         anchors = self.ratio.anchor == "proximal" or self.reads_both
         corrects = self.correction is not None and getattr(self.correction, "reads_proximal", True)
         reads_proximal = anchors or corrects or adds_drift
         is_moved_first = self.critic is not None and self.critic.moves_policy_first
+        # From the second update on the current policy is no longer the proximal one; nor is it where that is an
+        # average, or where the critic moved the weights first.
         has_several_updates = self.updates.total > 1 or self.proximal is not None or is_moved_first
         # The critic has moved the weights by then, so the current policy is not the one that the step began with.
         if is_moved_first or (reads_proximal and has_several_updates):
@@ -161,6 +165,7 @@ class Composition:
     @property
     def updates_repeatedly(self) -> bool:
         """Whether a step may change weights more than once, so that undoing it takes a copy of what was before it."""
+        # A reward model makes one update, which the learner refuses by itself when it is not finite.
         teaches = self.critic is not None and not self.ranks_pairs
         return self.updates.total > 1 or teaches or self.replay is not None
 
@@ -171,6 +176,7 @@ class Composition:
             NotFiniteError: A reward is beyond what float32 holds. Its square may overflow, and an infinite deviation
                 would make every advantage 0 without a message.
         """
+        # (rows, 1) or (rows, components), in rewards.
         each = batch.rewards[:, None] if batch.component_rewards is None else batch.component_rewards
         # NaN of a component: it did not apply.
         rewards = torch.cat([batch.rewards[:, None], each.nan_to_num(0.0, math.inf, -math.inf)], 1)[batch.is_graded]
@@ -204,6 +210,7 @@ class Composition:
             return []
         if self.ranks_pairs:
             assert batch.bootstrap is not None, "score comes first"
+            # Each row of a pair needs the other's score as a constant, since the pair may be cut apart.
             other = torch.tensor(_partners(batch.group.tolist()))
             returns = batch.bootstrap[other, None].expand(batch.mask.shape)
             weights = SequenceMean()(batch.mask, batch.group).to(batch.behavior.dtype)
@@ -215,6 +222,7 @@ class Composition:
         """Return the rows Int[N] of the first of `minibatches` and of `value_minibatches`: what scores them can keep
         the graph of the pass, as long as the weights are the same.
         """
+        # Only the first minibatch: from the second on the weights have moved, and its graph would be of other weights.
         found: dict[Need, Tensor] = {"proximal": minibatch_rows(batch, self.updates, seed)[0]}
         if self.critic is not None:
             found["values"] = minibatch_rows(batch, self.critic.updates, value_seed)[0]
@@ -225,6 +233,7 @@ class Composition:
         segments = Segments.of(minibatch)
         whole = segments.whole(minibatch)
         weights = ask("Aggregate", self.aggregate, whole.behavior, whole.mask, whole.group).to(minibatch.behavior.dtype)
+        # A regularizer may count other tokens than the policy loss, so each has weights of its own.
         own = {r.name: segments.cut(r.weights(whole, weights)) for r in self.regularizers}
         return minibatch.with_fields(weights=segments.cut(weights), own_weights=own)
 
@@ -251,6 +260,7 @@ class Composition:
         A user's own piece may read effective sizes wherever the ratio is to behavior; gnomon's own say so.
         """
         bounds = getattr(self.surrogate, "bounds", ())
+        # Without a reader the learner saves a forward pass over the whole step.
         pieces = (self.surrogate, *bounds, self.correction, *self.regularizers)
         reads_sizes = self.ratio.anchor == "behavior" and any(
             getattr(piece, "reads_sizes", not type(piece).__module__.startswith("gnomon."))
@@ -307,6 +317,7 @@ class Composition:
             raise ConfigError(f"algorithm '{self.name}' selects tokens by their entropy; give statistics the entropies")
         # In float64: a weight is exp of a difference of logs, and squares of a long batch add up.
         now, mask = current.detach().double(), batch.mask & ~batch.is_given[:, None]
+        # Not scored means that it is the current policy, whose ratio is 1.
         proximal = now if batch.proximal is None else batch.proximal.detach().double()
         return Statistics(
             effective_size(now - batch.behavior.detach().double(), mask),
@@ -318,6 +329,7 @@ class Composition:
         if not self.asking:
             return {}
         segments = Segments.of(batch)
+        # NaN, so that a piece which reads an entropy it did not ask for gives NaN and not a plausible number.
         known = torch.full_like(current, float("nan")) if entropy is None else entropy.detach()
         current, known, batch = segments.join(current), segments.join(known), segments.whole(batch)
         view = self.view(current, known, batch, Statistics())
@@ -337,6 +349,7 @@ class Composition:
                     shape = tuple(term.shape) if isinstance(term, Tensor) else f"of a {type(term).__name__}"
                     right = tuple(batch.mask.shape)
                     raise ConfigError(f"{where} has the shape {shape} and not {right}: return a number for each token")
+                # (trained tokens,) in row order: the same order for all names.
                 found[name] = term.detach().double()[batch.mask]
         return found
 
@@ -355,6 +368,7 @@ class Composition:
                 algorithms with `top_logprobs` or `reference_top`.
         """
         assert cut.weights is not None, "weigh the minibatch before cutting it"
+        # The statistics of the step are not read then, as in the paper's own code.
         if self.scope == "micro_batch":
             statistics = self.statistics(current, cut)
         segments = Segments.of(cut)
@@ -366,6 +380,7 @@ class Composition:
         if self.correction is not None:
             factor, measured = ask("Correction", self.correction, current, view)
             per_token, metrics = factor * per_token, metrics + measured
+        # Masked before the product: 0 * inf of a padded position would be NaN.
         total = (cut.weights * masked(per_token, cut.mask)).sum()
         parts = {"policy": float(total.detach())}
         for regularizer in self.regularizers:
@@ -377,6 +392,8 @@ class Composition:
 
     def view(self, current: Tensor, entropy: Tensor, cut: Batch, statistics: Statistics) -> LossInputs:
         """Return what the pieces see of one cut."""
+        # In a step's only update the current policy stands for the proximal one, without its gradient: the ratio is 1
+        # in value and has the policy's slope.
         proximal = (current if cut.proximal is None else cut.proximal).detach()
         anchors = {"proximal": proximal, "behavior": cut.behavior, "reference": cut.reference}
         anchor = anchors[self.ratio.anchor]
@@ -393,7 +410,9 @@ class Composition:
         count = int(mask.sum())
         if count == 0:
             return Metrics()
+        # Given responses were sampled by nobody, so they are in no measure of mismatch or KL.
         current, sampled = view.current.detach(), mask & ~batch.is_given[:, None]
+        # Supervised batches have given responses alone, and are measured on these.
         if not bool(sampled.any()):
             sampled = mask
 
@@ -427,6 +446,7 @@ def _partners(groups: Sequence[int]) -> list[int]:
     """
     rows: dict[int, int] = {}
     for row, group in enumerate(groups):
+        # The sum of a pair's row numbers, minus one of them, is the other.
         rows[group] = rows.get(group, 0) + row
     return [rows[group] - row for row, group in enumerate(groups)]
 
@@ -440,19 +460,23 @@ def minibatch_rows(batch: Batch, updates: Updates, seed: int) -> list[Tensor]:
     """Return the rows of each of a rollout batch's optimizer steps, in order; the segments of a rollout together."""
     cuts: list[Tensor] = []
     segments = Segments.of(batch)
+    # Shuffled and split by rollout, so that the segments of one stay in one minibatch.
     rollout = torch.arange(len(batch)) if segments.rollout is None else segments.rollout
     count = int(rollout.max()) + 1
     for epoch in range(updates.epochs):
         order = torch.arange(count)
         if updates.minibatches > 1:
+            # A large prime apart, so that the epochs of neighboring seeds do not share an order.
             generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
             order = torch.randperm(count, generator=generator)
         parts = torch.tensor_split(order, min(updates.minibatches, count))
+        # Rows in the order of the batch: the shuffle decides who is in a minibatch, not the order inside.
         cuts += [torch.isin(rollout, part).nonzero()[:, 0] for part in parts]
     return cuts
 
 
 def effective_size(log_ratio: Tensor, mask: Tensor) -> EffectiveSize:
     """Return the effective size of exp(``log_ratio``) over trained tokens; exponents are bounded nowhere."""
+    # Masked before exp, since padding may hold any number.
     ratio = masked(log_ratio, mask).exp()[mask]
     return EffectiveSize(int(ratio.numel()), float(ratio.sum()), float(ratio.square().sum()))

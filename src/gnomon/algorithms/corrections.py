@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Level = Literal["token", "sequence", "geometric"]
+# exp(20) is 5e8: far beyond every cap, and without overflow.
 CLAMP = 20.0
 
 
@@ -136,6 +137,7 @@ class OffPolicyMask:
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         mask = view.batch.mask
+        # (rows, 1): mean of log behavior - log current over the response.
         gap = masked(view.batch.behavior.detach() - view.current.detach(), mask).sum(1, keepdim=True)
         is_far = gap / mask.sum(1, keepdim=True).clamp(min=1) > self.threshold
         dropped = is_far & (view.advantages < 0)
@@ -187,6 +189,7 @@ class DivergenceMask:
             distance = mean.expand_as(now)
         dropped = distance > self.threshold
         if self.side == "outward":
+            # Outward: the probability already moved where the advantage pushes it.
             dropped = dropped & ((now > then) == (view.advantages > 0))
         return (~dropped).to(now.dtype), Metrics.of({"mismatch/masked_fraction": fraction(dropped, mask)})
 
@@ -215,6 +218,7 @@ class EntropyMask:
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and the entropy from which tokens are kept."""
         values = view.statistics.values("entropy_mask")
+        # Of the whole step, so a cut keeps the same tokens.
         edge = threshold(values, len(values) - max(int(self.share * len(values)), 1))
         kept = view.entropy.detach() >= edge
         measured = {"loss/masked_fraction": fraction(~kept, view.batch.mask)}
@@ -249,8 +253,10 @@ class SecondMomentMask:
         """Return the factor of each token, and how often it was 0."""
         values = view.statistics.values("second_moment")
         outward = values[~values.isnan()].sort().values
+        # Sorted ascending, so the running mean grows: the largest prefix within the budget is kept.
         means = outward.cumsum(0) / torch.arange(1, len(outward) + 1, dtype=torch.float64)
         edge = threshold(outward, int((means <= self.budget).sum()))
+        # NaN > edge is False: tokens that are not pushed outward are never dropped.
         dropped = self.terms(view)["second_moment"] > edge
         measured = {"mismatch/masked_fraction": fraction(dropped, view.batch.mask)}
         return (~dropped).to(view.current.dtype), Metrics.of(measured)
@@ -327,6 +333,7 @@ class FutureInfluence:
         kept = masked(shift, mask & (shift <= math.log(self.outlier)))
         gamma, following = 2 ** (-1 / self.half_life), shift.new_zeros(len(shift))
         future = torch.zeros_like(shift)
+        # Backwards: f of a token is its own shift plus the discounted sum of what follows.
         for t in range(shift.shape[1] - 1, -1, -1):
             following = torch.where(mask[:, t], kept[:, t] + gamma * following, following)
             future[:, t] = following
@@ -363,6 +370,7 @@ def binary_kl(one: Tensor, other: Tensor) -> Tensor:
 
     Probabilities are at most 1 - 1e-12, so that what is certain under both has divergence 0.
     """
+    # 1 - p would be 0, and its logarithm minus infinity.
     one, other = one.double().clamp(max=-1e-12), other.double().clamp(max=-1e-12)
     rest, others_rest = (-torch.expm1(one)).log(), (-torch.expm1(other)).log()
     return one.exp() * (one - other) + rest.exp() * (rest - others_rest)
@@ -385,6 +393,7 @@ def covariances(view: LossInputs, piece: str) -> tuple[Tensor, Tensor]:
 
 def hashed(values: Tensor, place: Tensor) -> Tensor:
     """Return a number in [0, 1) for each token, Float64[B T], by the bits of its value and its place (splitmix64)."""
+    # The constants are splitmix64's, written as signed integers; & with a mask makes >> a logical shift.
     bits = values.double().view(torch.int64) + place * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * factor

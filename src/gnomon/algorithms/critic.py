@@ -88,6 +88,7 @@ class CriticConfig:
                 "this critic begins as the policy, whose own code the experiment's trust_remote_code is about; remove "
                 "algorithm.critic.trust_remote_code, or name a folder as initial"
             )
+        # Settings that mean something for a value model, and nothing for a reward model.
         usual = {"trunk": "shared", "updates": Updates(), "clip": None, "order": "after", "pretraining": None}
         others = [name for name, value in usual.items() if getattr(self, name) != value]
         if self.ranks_pairs and others:
@@ -133,6 +134,7 @@ class CriticConfig:
             bounded = masked(before + (values - before).clamp(-self.clip, self.clip) - target, mask).square()
             # Inside the band ``before + (values - before)`` may miss ``values`` by a rounding, which is no bound.
             is_bounded = ((values - before).abs() > self.clip) & (bounded > loss)
+            # The larger of both: beyond the band the bounded loss has no gradient.
             loss = torch.where(is_bounded, bounded, loss)
         measured = {"critic/clipped_fraction": fraction(is_bounded, mask), "critic/loss": average(loss / 2, mask)}
         return (cut.weights * loss).sum() / 2, Metrics.of(measured)
@@ -151,6 +153,7 @@ class CriticConfig:
         """
         assert cut.returns is not None, "value_minibatches comes first"
         assert cut.weights is not None, "value_minibatches comes first"
+        # (rows,): an answer without a trained token weighs 0.
         share = cut.weights.sum(1)
         margin = (2 * cut.rewards - 1).to(scores.dtype) * (scores - cut.returns[:, 0].to(scores.dtype))
         loss = -functional.logsigmoid(margin)
@@ -160,4 +163,6 @@ class CriticConfig:
             "critic/preference_accuracy": Mean(float((known > 0).sum() + (known == 0).sum() / 2), rows),
             "critic/preference_margin": Mean(float(known.sum()), rows),
         }
+        # The other answer's score is a constant here, so each row has half of the pair's gradient; doubled gradient,
+        # plain value.
         return (share * (2 * loss - loss.detach())).sum(), Metrics.of(measured)

@@ -46,6 +46,7 @@ def describe(algorithm: Algorithm) -> str:
     lines = [algorithm.name, *_wrap("paper", algorithm.paper), *(_wrap("when", use) if use else ())]
     for f in fields(algorithm):
         value = getattr(algorithm, f.name)
+        # Flags and words at their defaults say nothing; numbers are shown, since papers disagree about them.
         is_usual = isinstance(value, bool | str | ReferencePolicy) and value == f.default
         is_unsaid = value is None or value == () or is_usual
         if f.name not in ("name", "paper") and not is_unsaid:
@@ -122,6 +123,7 @@ def find_piece(name: str) -> type | None:
     >>> find_piece("truncated"), find_piece("TIS"), find_piece("grpo")
     (<class 'gnomon.algorithms.corrections.TruncatedIS'>, <class 'gnomon.algorithms.corrections.TruncatedIS'>, None)
     """
+    # An algorithm's name wins over a piece's.
     if canonical(name) in map(canonical, NAMED):
         return None
     pieces = named_pieces()

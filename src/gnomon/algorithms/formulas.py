@@ -89,9 +89,11 @@ def plain(text: str) -> str:
     >>> plain(r"\\frac{R - \\bar{R}_G}{s_G + 1}")
     '(R - mean R_G) / (s_G + 1)'
     """
+    # Cases, bars and hats first: their braces would hide those of a fraction around them.
     for pattern, replacement in _PLAIN[:8]:
         text = re.sub(pattern, replacement, text)
     inner = r"((?:[^{}]|\{[^{}]*\})*)"
+    # A fraction with fractions inside matches once these are replaced; one that never matches ends the loop.
     while r"\frac" in text:
         made = re.sub(rf"\\frac\{{{inner}\}}\{{{inner}\}}", lambda found: _over(found[1], found[2]), text, count=1)
         if made == text:

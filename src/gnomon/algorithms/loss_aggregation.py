@@ -35,11 +35,13 @@ class TokenMean:
         """Return weights Float64[B T]."""
         if self.scope == "step":
             return mask.double() / max(int(mask.sum()), 1)
+        # Group ids of a minibatch may have gaps, since rows were drawn from the whole batch.
         index = torch.unique(group, return_inverse=True)[1]
         lengths = mask.sum(1).double()
         count = int(index.max()) + 1 if len(index) else 0
         tokens = torch.zeros(count, dtype=torch.float64, device=mask.device).index_add(0, index, lengths)
         groups = max(int((tokens > 0).sum()), 1)
+        # Groups without a trained token are no groups; the clamp keeps their unused quotient finite.
         return mask.double() / (groups * tokens.clamp(min=1)[index])[:, None]
 
 

@@ -10,6 +10,7 @@ from gnomon.algorithms.segments import Segments
 from gnomon.core.metrics import Last, Max, Mean, Metrics
 from gnomon.core.types import Batch
 
+# Thresholds of SPO (arXiv 2509.13232), in rewards.
 NEAR_ZERO = 0.02
 NEGLIGIBLE = 1e-4
 
@@ -28,6 +29,7 @@ def measure_values(batch: Batch) -> Metrics:
     spread = float(targets.var(correction=0))
     explained = 1 - float((targets - values).var(correction=0)) / spread if spread > 0 else 0.0
     rows = mask.any(1).nonzero().squeeze(1)
+    # argmax returns the first of equal values.
     first = mask.int().argmax(1)[rows]
     last = last_trained(mask)[rows]
 
@@ -77,8 +79,10 @@ def measure_advantages(algorithm: Algorithm, batch: Batch) -> Metrics:
     rows = batch.is_graded & batch.mask.any(1)
     if batch.advantages is None or not bool(rows.any()):
         return Metrics()
+    # Before any scale: a normalized advantage has deviation 1 whatever the rewards were.
     centered = algorithm.advantage.center(batch)
     values = centered[batch.mask & rows[:, None]].double()
+    # Responses count once each, however long they are.
     per_row = (centered.sum(1) / batch.mask.sum(1).clamp(min=1))[rows].double()
     largest = centered.abs().amax(1)[rows]
     final = batch.advantages.abs().amax(1)[rows]

@@ -53,8 +53,10 @@ def ask(slot: str, piece: Any, like: Tensor, *given: Any) -> Any:
         LearnerError: A piece that is not gnomon's, or has a part that is not, raises, returns something else than its
             protocol's tensor, or changes what it is given or what all code shares. The message has the protocol's line.
     """
+    # gnomon's own pieces are tested by the laws, and pay nothing here.
     if not holds_own(piece):
         return piece(*given)
+    # torch counts in-place changes of a tensor in `_version`, so no copy has to be compared.
     before = _versions(given)
     try:
         with sharing_nothing("a call"):
@@ -62,6 +64,7 @@ def ask(slot: str, piece: Any, like: Tensor, *given: Any) -> Any:
         wrong = _fault(slot, found, like)
     except Misbehaved as error:
         wrong = str(error).removeprefix("a call ")
+    # Errors with a message of their own, and those that are not the piece's fault.
     except (GnomonError, KeyboardInterrupt, SystemExit, MemoryError, torch.OutOfMemoryError):
         raise
     except BaseException as error:
@@ -98,6 +101,7 @@ def _fault(slot: str, found: Any, like: Tensor) -> str | None:
 
 def _versions(given: tuple[Any, ...]) -> dict[str, int]:
     """Return how often each tensor was changed in place."""
+    # Tensors of inference mode have no version counter, and refuse changes themselves.
     return {name: 0 if found.is_inference() else found._version for name, found in tensors_of(given)}
 
 

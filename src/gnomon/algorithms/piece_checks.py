@@ -97,6 +97,7 @@ def _places(cls: type) -> Mapping[str, tuple[tuple[Any, ...], bool]]:
         is_list = get_origin(hints[name]) is tuple
         inner = get_args(hints[name])[0] if is_list else hints[name]
         allowed = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
+        # A Literal or a parametrized type is no class: such a field is a value.
         if all(isinstance(kind, type) for kind in allowed) and any(
             kind.__module__.startswith(f"{__package__}.") for kind in allowed
         ):

@@ -104,7 +104,9 @@ def _padded(rows: Sequence[Sequence[Any]], width: int, dtype: torch.dtype) -> Te
 
 NEEDS = frozenset(get_args(Need))
 _FLOATS = (torch.float32, torch.float64)
+# Relative; float32 sums in another order differ by about 1e-6.
 _TOLERANCE = 1e-4
+# Cuts of the trial's eight rows, of unequal sizes and across both groups.
 _CUTS = ([0, 3], [1], [2, 4, 5, 6], [7])
 _JUNK = -3.5
 _PER_TOKEN = ("behavior", "full_behavior", "proximal", "sharpened", "reference", "values")
@@ -120,6 +122,7 @@ def try_pieces(algorithm: Algorithm, every: bool = False) -> None:
         ConfigError: The message names the piece, what it returned and the protocol's line.
     """
     found = [_Trial(algorithm, *place) for place in _pieces(algorithm, "algorithm") if every or is_own(place[2])]
+    # Advantages first, in the order of `_TRIALS`: the losses are tried on what they return.
     with _own_draws():
         for trial in sorted(found, key=lambda trial: list(_TRIALS).index(trial.slot)):
             _TRIALS[trial.slot](trial)
@@ -167,6 +170,7 @@ class _Trial:
         tensors = list(tensors_of(given))
         kept = [tensor.detach().clone() for _, tensor in tensors]
         try:
+            # Twice with the same seeds: a piece that keeps state between calls differs.
             first, second = self._drawn(function, given), self._drawn(function, given)
         except Misbehaved as error:
             self.fail(prefix + str(error).removeprefix("a call "))
@@ -178,6 +182,7 @@ class _Trial:
             if found.layout != torch.strided or found.device.type != "cpu":
                 kind = str(found.layout).removeprefix("torch.")
                 self.fail(f"{prefix}returned a {kind} tensor on {found.device}", "return a dense one, on its input's")
+        # Compared by value, as a change through NumPy's view raises no version.
         for (name, tensor), before in zip(tensors, kept, strict=True):
             if not _same(tensor.detach(), before, 0.0):
                 self.fail(f"{prefix}changed {name} in place", "work on a copy: name.clone(), x + y, not x += y")
@@ -273,6 +278,7 @@ def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
     parts = None if batch.component_rewards is None else torch.ones_like(batch.component_rewards)
     equal, _ = _estimated(trial, batch.with_fields(rewards=alike, component_rewards=parts))
     trial.finite(equal, batch.mask, "returned, where all rewards are equal,")
+    # A piece that draws random numbers gives other rows other numbers.
     if any(trial.draws) or not getattr(trial.piece, "reads_rewards", True):
         return
     several = None if batch.component_rewards is None else 1 - batch.component_rewards
@@ -322,6 +328,7 @@ def _try_viewed(trial: _Trial) -> None:
     if trial.slot == "Regularizer":
         _try_weights(trial, batch)
     slope = 0.0
+    # With policies that differ, and with one policy for all: ratios of 1 show divisions by zero.
     for is_moved in (True, False):
         view = _view(trial.algorithm, batch, is_moved)
         found = trial.pair(view)
@@ -356,6 +363,8 @@ def _try_direction(trial: _Trial, batch: Batch) -> None:
         return
     if _same(ours, theirs, _TOLERANCE) and not any(trial.draws):
         trial.fail("has the same gradient whatever the advantages, so rewards would not count", "use view.advantages")
+    # A step goes against the gradient, so a loss that raises what is good has slopes of the opposite sign to its
+    # advantages.
     against = (ours * batch.advantages)[batch.mask]
     if bool((against >= 0).all()) and bool((against > 0).any()):
         trial.fail("makes what has a high advantage rarer", "a loss is made smaller: -view.advantages * ratio")
@@ -450,6 +459,7 @@ def _batch(algorithm: Algorithm) -> Batch:
     generator = torch.Generator().manual_seed(0)
     lengths = (5, 3, 4, 1, 2, 5, 3, 3)
     mask = [[(row + token) % 4 != 3 for token in range(length)] for row, length in enumerate(lengths)]
+    # Row 7 has no trained token, row 6 no grade, and other rows have untrained tokens inside.
     mask[7] = [False] * 3
 
     def near(base: Tensor, size: float) -> Tensor:
@@ -529,6 +539,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def _shuffled(batch: Batch, order: Tensor) -> Batch:
     turned = batch.rows(order)
+    # Other group ids, with a gap: 9 and 5.
     return turned.with_fields(group=9 - 4 * turned.group)
 
 
@@ -538,6 +549,7 @@ def _spoiled(batch: Batch) -> Batch:
     mask = torch.cat([batch.mask, torch.zeros(rows, more, dtype=torch.bool)], 1)
 
     def spoiled(tensor: Tensor, junk: float = _JUNK) -> Tensor:
+        # Two columns of padding more, and other numbers wherever the mask is false.
         wider = torch.cat([tensor, torch.full((rows, more), junk, dtype=tensor.dtype)], 1)
         return torch.where(mask, wider, junk)
 

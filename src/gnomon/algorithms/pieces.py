@@ -90,6 +90,7 @@ def slots() -> dict[str, dict[str, type]]:
         for name, hint in get_type_hints(cls).items():
             wanted = members(hint)
             fitting = choices(wanted if wanted.sequence is None else members(wanted.sequence))
+            # A place that takes the same pieces as an earlier one is not listed again, which also ends the recursion.
             if fitting and fitting not in found.values():
                 place = f"{path}.{name}" if path else name
                 found[place] = found.get(place, {}) | fitting
@@ -112,6 +113,7 @@ def leaf(hint: Any, value: Any, path: str) -> Any:
             if isinstance(value, str) and all(isinstance(o, str) for o in options):
                 raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
             expected.append(f"one of {', '.join(map(repr, options))}")
+        # bool is a subclass of int, so types are compared and not `isinstance`.
         elif member is float and type(value) in (int, float) and _is_float(value):
             return float(value)
         elif member in (bool, int, str) and type(value) is member:

@@ -79,7 +79,7 @@ class EssCap:
 
     min(r, e), e = (sum r)^2 / (n sum r^2) over all trained tokens of the optimizer step. Measured, not
     chosen: nothing to tune. On-policy tokens (r = 1) are scaled by e as well. A ratio that all tokens share
-        cannot be seen by e.
+    cannot be seen by e.
 
     Attributes:
         of: "behavior", of current / behavior; "both", the smaller of that and the size of current / proximal. Needs

@@ -40,6 +40,7 @@ class Statistics:
 
     def __add__(self, other: "Statistics") -> "Statistics":
         mine, theirs = dict(self.terms), dict(other.terms)
+        # A cut in which a piece had no tokens contributes nothing to its term.
         nothing = torch.zeros(0, dtype=torch.float64)
         both = {n: torch.cat([mine.get(n, nothing), theirs.get(n, nothing)]) for n in {**mine, **theirs}}
         return Statistics(self.behavior + other.behavior, self.proximal + other.proximal, tuple(both.items()))
@@ -114,12 +115,15 @@ class Ratio:
         token = masked(current - anchor, mask)
         if self.level == "token":
             return token.clamp(-self.clamp, self.clamp)
+        # (rows, 1): one number a response.
         total = token.sum(1, keepdim=True)
         if self.level != "sequence_product":
             total = total / mask.sum(1, keepdim=True).clamp(min=1)
+        # Beyond the clamp a response has no gradient, in any of the three forms.
         is_free = total.detach().abs() <= self.clamp
         total = total.clamp(-self.clamp, self.clamp)
         if self.level == "sequence_token":
             own = masked(current, mask & is_free)
+            # The response's value with each token's own gradient (GSPO-token, eq. 14).
             total = total.detach() + own - own.detach()
         return masked(total.expand_as(token), mask)

@@ -17,6 +17,7 @@ from gnomon.core.types import Batch
 __all__ = ["CovarianceKl", "Entropy", "EssKl", "GivenNll", "Kl", "PositiveNll", "SelfImitation"]
 
 Estimator = Literal["k2_grad_k3", "k1", "k2", "k3", "unbiased", "exact"]
+# As in `corrections`.
 CLAMP = 20.0
 
 
@@ -96,15 +97,9 @@ class Kl(_Weighted):
         anchor = batch.behavior if self.anchor == "behavior" else batch.reference
         if anchor is None:
             raise ConfigError("a KL to the reference needs 'reference' log-probabilities; score them first")
-        is_exact = self.estimator == "exact"
-        estimate = (
-            exact_kl(view, "Kl(estimator = 'exact')", _UNBIASED)
-            if is_exact
-            else kl_estimate(view, anchor, self.estimator)
-        )
-        return self.coefficient * estimate, Metrics.of(
-            {f"loss/{self.name}_estimate_nats": average(estimate, batch.mask)}
-        )
+        estimate = kl_estimate(view, anchor, self.estimator)
+        measured = {f"loss/{self.name}_estimate_nats": average(estimate, batch.mask)}
+        return self.coefficient * estimate, Metrics.of(measured)
 
 
 @dataclass(frozen=True)
@@ -164,15 +159,8 @@ class EssKl(Regularizer):
         if self.anchor == "mixture":
             anchor = _mixture(view, 1 - e, 1 - other)
             e = smallest(e, other)
-        is_exact = self.estimator == "exact"
-        estimate = (
-            exact_kl(view, "EssKl(estimator = 'exact')", _UNBIASED)
-            if is_exact
-            else kl_estimate(view, anchor, self.estimator)
-        )
-        factor = 1 - e
-        measured = Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
-        return factor * estimate, measured
+        estimate = kl_estimate(view, anchor, self.estimator)
+        return (1 - e) * estimate, Metrics.of({"loss/ess_kl_estimate_nats": average(estimate, view.batch.mask)})
 
 
 @dataclass(frozen=True)
@@ -246,9 +234,7 @@ class PositiveNll(_Weighted):
 
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
         """Return one over the number of tokens of correct responses, on these tokens."""
-        tokens = self._tokens(batch)
-        if self.coefficient == 0:
-            tokens = torch.zeros_like(tokens)
+        tokens = self._tokens(batch) & (self.coefficient > 0)
         return tokens.to(default.dtype) / max(int(tokens.sum()), 1)
 
     def __call__(self, view: LossInputs) -> PieceResult:
@@ -338,9 +324,6 @@ def _mixture(view: LossInputs, of_behavior: float, of_proximal: float) -> Tensor
     return torch.logaddexp(masked(behavior, mask) + first, masked(view.proximal, mask) + second)
 
 
-_UNBIASED = 'set estimator = "unbiased", or train on it'
-
-
 def exact_kl(view: LossInputs, piece: str, fix: str) -> Tensor:
     """Return KL(current || anchor) over the distributions of each token Float[B T], 0 where masked or not taught.
 
@@ -357,6 +340,8 @@ def exact_kl(view: LossInputs, piece: str, fix: str) -> Tensor:
 
 def kl_estimate(view: LossInputs, anchor: Tensor, estimator: Estimator) -> Tensor:
     """Return the estimate of each token Float[B T], 0 where masked, with the slope of the table in `Kl`."""
+    if estimator == "exact":
+        return exact_kl(view, "estimator = 'exact'", 'set estimator = "unbiased", or train on it')
     mask = view.batch.mask
     if anchor is view.batch.reference:
         mask = mask & view.batch.is_taught[:, None]

@@ -43,10 +43,13 @@ class Decisions:
         turn = torch.zeros(mask.shape, dtype=torch.long)
         if over == "turn" and batch.turn is not None:
             turn = batch.turn.long()
+        # ``following``: the turn of the next trained token, found by a running minimum from the right. Turns never
+        # decrease.
         beyond = torch.iinfo(torch.long).max
         following = torch.where(mask, turn, beyond).flip(1).cummin(1).values.flip(1).roll(-1, 1)
         following[:, -1:] = beyond
         ends = mask & (following != turn)
+        # The nearest end at or after each token, by the same running minimum.
         end = torch.where(ends, column, width).flip(1).cummin(1).values.flip(1)
         return cls(ends, torch.where(mask, end, width))
 
@@ -54,16 +57,20 @@ class Decisions:
         """Return Float64[B T]: the sum of ``values`` over each decision's tokens, where the decision ends."""
         rows, width = values.shape
         whole = torch.zeros(rows, width + 1, dtype=torch.float64)
+        # One column more than there are tokens: tokens of no decision add to column T, which is cut off.
         return whole.scatter_add(1, self.end, values.double())[:, :width]
 
     def first(self, values: Tensor) -> Tensor:
         """Return Float64[B T]: ``values`` at each decision's first trained token, where the decision ends."""
+        # ``earlier``: the end of the decision that the trained token before belongs to; a token whose end differs is a
+        # first one.
         earlier = torch.where(self.end < values.shape[1], self.end, -1).cummax(1).values.roll(1, 1)
         earlier[:, :1] = -1
         return self.total(torch.where((self.end < values.shape[1]) & (self.end != earlier), values.double(), 0.0))
 
     def spread(self, values: Tensor) -> Tensor:
         """Return Float64[B T]: what ``values`` has at a decision's end on each of its tokens, 0 elsewhere."""
+        # Column T is 0, which tokens of no decision read.
         padded = torch.cat([values, torch.zeros_like(values[:, :1])], 1) if values.shape[1] else values
         return padded.gather(1, self.end)
 
@@ -151,7 +158,9 @@ class StateRelative(Advantage):
                 "StateRelative compares answers in equal states, and the batch has turns without states (Batch.state); "
                 "give 'state' for every token of a recorded batch"
             )
+        # (answers, 2): equal states of different groups are different states.
         pairs = torch.stack([batch.group[:, None].expand_as(state), state], 2)[steps.ends]
+        # From here on (answers,): one entry for each answer of a conversation.
         index = torch.unique(pairs, dim=0, return_inverse=True)[1] if len(pairs) else pairs.new_zeros(0)
         states = Groups(index, torch.ones_like(index, dtype=torch.bool))
         returns = Returns(gamma=self.gamma, over="turn").center(batch)[steps.ends]
@@ -198,6 +207,7 @@ class OptimalTokenBaseline(Advantage):
         own, colder = (masked(policy.double(), tokens) for policy in (batch.proximal, batch.sharpened))
         # 1 - 2 p + sum p^2 without a difference of numbers near 1: (1 - p)^2, and the squares of all other tokens.
         squares = masked(torch.expm1(own).square() - (2 * own - colder).exp() * torch.expm1(colder), tokens)
+        # Trained tokens move to the left, so that column t is the t-th trained token of every response.
         order = torch.argsort(~tokens, dim=1, stable=True)
         gains, weights, reached = (x.gather(1, order) for x in (Returns().center(batch), squares.cumsum(1), tokens))
         found = torch.zeros_like(gains)
@@ -205,7 +215,9 @@ class OptimalTokenBaseline(Advantage):
             rows = batch.group == group
             gain, there = gains[rows], reached[rows]
             weight = masked(weights[rows], there)
+            # Where all responses are certain every weight is 0, and the plain mean is the baseline.
             weight = torch.where(weight.sum(0) > 0, weight, there.double())
+            # (i, j, t): the return of response i less that of j, weighted by j; equal returns give exactly 0.
             compared = (weight * (gain[:, None] - gain)).sum(1) / torch.where(there.any(0), weight.sum(0), 1.0)
             is_alone = (there.sum(0) == 1) & (self.singleton == "raw")
             found[rows] = torch.where(is_alone, gain, compared)
@@ -260,6 +272,7 @@ def token_rewards(batch: Batch, rewards: Tensor, kl: float) -> Tensor:
     rows = batch.mask.any(1).nonzero().squeeze(1)
     if batch.step_rewards is not None:
         steps, rewards = steps + masked(batch.step_rewards.double(), batch.mask), rewards - batch.rewards.double()
+    # After step rewards were taken out of ``rewards``, only the remainder lies on the last token.
     steps[rows, last_trained(batch.mask)[rows]] += rewards[rows]
     return steps
 
@@ -268,6 +281,7 @@ def _discounted(steps: Decisions, earned: Tensor, gamma: float) -> Tensor:
     """Return Float64[B T]: what each step and the steps after it earn, on each of its tokens."""
     following = torch.zeros(len(earned), dtype=torch.float64)
     returns = torch.zeros_like(earned)
+    # From the last token backwards; tokens inside a decision carry the value of its end.
     for t in range(earned.shape[1] - 1, -1, -1):
         following = torch.where(steps.ends[:, t], earned[:, t] + gamma * following, following)
         returns[:, t] = following
@@ -368,6 +382,7 @@ class LengthSigmoid:
         if len(counted) == 0:
             return torch.full_like(tokens, self.low)
         deviation = counted.std() if len(counted) > 1 else torch.zeros(())
+        # At least one token of deviation, or equal lengths would divide by 0.
         place = (tokens - counted.mean()) / deviation.clamp(min=1.0)
         return self.low + (self.high - self.low) * place.sigmoid()
 
@@ -421,6 +436,7 @@ class Gae(Advantage):
         advantages = self.center(batch)
         longer = torch.full((len(batch),), self.value_lambda, dtype=torch.float64)
         steps = Decisions.of(batch, self.over)
+        # V_target = A with the target's lambda + V, at the end of each decision, spread over its tokens.
         returns = self._advantages(batch, longer) + steps.spread(steps.first(_values(batch)))
         return advantages.to(batch.behavior.dtype), returns.to(batch.behavior.dtype)
 
@@ -436,9 +452,11 @@ class Gae(Advantage):
                     "truncation = 'value' needs the value after each response's last token (Batch.bootstrap, "
                     "'bootstrap' of a recorded sequence); score 'values' first, or set truncation = 'terminal'"
                 )
+            # V after the last token: 0 for a response that ended by itself.
             following = torch.where(batch.is_truncated & batch.is_graded, batch.bootstrap.double(), 0.0)
         advantage = torch.zeros(len(batch), dtype=torch.float64)
         result = torch.zeros_like(values)
+        # Backwards through the decisions; a masked column passes both accumulators on unchanged.
         for t in range(batch.width - 1, -1, -1):
             is_step = steps.ends[:, t]
             error = rewards[:, t] + self.gamma * following - values[:, t]

@@ -33,14 +33,17 @@ class Segments:
         """Return the segments of ``batch``; rows of one rollout follow each other as they do in the batch."""
         if batch.rollout_id is None:
             return cls()
+        # Ids may be any numbers; rows of rollouts count from 0.
         rollout = torch.unique(batch.rollout_id, return_inverse=True)[1]
         lengths, order = batch.lengths - batch.prompt_lengths, torch.argsort(rollout, stable=True)
+        # Offset of a segment in its rollout: tokens of the segments before it, in the order of the batch.
         ends = lengths[order].cumsum(0)
         total = torch.zeros_like(lengths).index_add(0, rollout, lengths)
         before = torch.empty_like(lengths).index_copy(0, order, ends - lengths[order])
         offset = before - (total.cumsum(0) - total)[rollout]
         width = max(int(total.max()), 1) if len(total) else 1
         column = torch.arange(batch.width, device=lengths.device)
+        # Flat position in the (R, U) matrix.
         place = rollout[:, None] * width + offset[:, None] + column
         return cls(rollout, torch.where(column < lengths[:, None], place, -1), width)
 
@@ -55,6 +58,7 @@ class Segments:
             return tensor
         inside, rest = self.place >= 0, tensor.shape[2:]
         whole = tensor.new_zeros((self.count * self.width, *rest))
+        # index_put keeps the gradient, which runs back to each segment's row.
         return whole.index_put((self.place[inside],), tensor[inside]).reshape(self.count, self.width, *rest)
 
     def cut(self, tensor: Tensor) -> Tensor:
@@ -79,6 +83,7 @@ class Segments:
         if self.rollout is None:
             return batch
         rows = torch.arange(len(batch), device=self.rollout.device)
+        # Row of the first and of the last segment of each rollout.
         first = torch.full((self.count,), len(batch), device=rows.device).scatter_reduce(0, self.rollout, rows, "amin")
         last = torch.zeros_like(first).scatter_reduce(0, self.rollout, rows, "amax")
         fields = {name: value for name in TOKEN_FIELDS if (value := getattr(batch, name)) is not None}
@@ -94,6 +99,7 @@ class Segments:
             is_truncated=self.any(batch.is_truncated)[first],
             version=oldest,
             bootstrap=None if batch.bootstrap is None else batch.bootstrap[last],
+            # Experts belong to rows that are computed; a joined row never is.
             routing=None,
             free_routing=None,
             rollout_id=None,

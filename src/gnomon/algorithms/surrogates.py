@@ -19,6 +19,7 @@ __all__ = [
     "PreferenceLoss", "ProspectLoss", "QuadraticPenalty", "Regression", "SigmoidGate",
 ]  # fmt: skip
 
+# Rounding of float32 log-probabilities, as a relative change of the ratio.
 ROUNDING = 1e-6
 
 
@@ -53,6 +54,7 @@ class ClippedSurrogate:
         advantages, mask = view.advantages, view.batch.mask
         ratio = view.log_ratio.exp()
         free = -advantages * ratio
+        # Detached: where the clipped branch wins there is no gradient.
         clipped = -advantages * self.trust(ratio.detach(), view.statistics)
         wins = clipped > free
         loss = torch.where(wins, clipped, free)
@@ -65,6 +67,7 @@ class ClippedSurrogate:
         }
         if self.dual is not None:
             bound = -advantages * self.dual
+            # A constant has no gradient either.
             stopped = (advantages < 0) & (loss > bound)
             loss = torch.where(stopped, bound, loss)
             measured["loss/dual_clipped_fraction"] = fraction(stopped, mask)
@@ -97,7 +100,7 @@ class PolicyGradient:
 
     @property
     def is_two_sided(self) -> bool:
-        """Whether tokens with a negative advantage have a bound of their own."""
+        """Whether tokens with a negative advantage have a bound of their own; ``formulas.toml`` reads it."""
         return self.negative is not None
 
     @property
@@ -116,6 +119,7 @@ class PolicyGradient:
         mask = view.batch.mask
         ratio = view.log_ratio.detach().exp()
         weight = self.weight(view)
+        # The gradient is that of log current alone: the ratio weighs, and is not differentiated.
         loss = -weight * view.advantages * masked(view.current, mask)
         capped = fraction((weight - ratio).abs() > ROUNDING * torch.minimum(weight, ratio), mask)
         measured = {
@@ -167,6 +171,7 @@ class BalancedSurrogate:
     def band(self, statistics: Statistics) -> tuple[float, float]:
         """Return the bounds of the ratio in this step."""
         ratio, advantage = (statistics.values(name) for name in ("balance_ratio", "balance_advantage"))
+        # Over the tokens of the whole step, so every micro-batch finds the same band.
         up, down = advantage > 0, advantage < 0
         low, high = self.low, self.high
 
@@ -211,6 +216,7 @@ class SigmoidGate:
         mask = view.batch.mask
         gentle = torch.full_like(view.advantages, self.positive)
         tau = torch.where(view.advantages > 0, gentle, self.negative)
+        # 4 / tau makes the slope at ratio 1 that of the plain ratio: sigmoid'(0) = 1/4, times tau.
         gate = (4 / tau) * torch.sigmoid(tau * (view.log_ratio.exp() - 1))
         nothing = fraction(torch.zeros_like(mask), mask)
         return -gate * view.advantages, Metrics.of({"loss/clipped_fraction": nothing}) + ratio_metrics(view)
@@ -264,8 +270,10 @@ class GeometricClip:
         """Return the loss of each token, and how many were clipped."""
         mask, shift = view.batch.mask, view.log_ratio
         length = mask.sum(1, keepdim=True).clamp(min=1)
+        # (rows, 1): an advantage of each token is averaged, since the ratio is of the whole response.
         advantage = masked(view.advantages, mask).sum(1, keepdim=True) / length
         above, below = (advantage > 0) & (shift > self.epsilon), (advantage < 0) & (shift < -self.epsilon)
+        # A clipped token counts in the mean and has no gradient.
         bounded = torch.where(above | below, shift.detach().clamp(-self.epsilon, self.epsilon), shift)
         ratio = (masked(bounded, mask).sum(1, keepdim=True) / length).exp()
         measured = {
@@ -399,6 +407,7 @@ class PreferenceLoss:
         """Return each token's share of its pair's margin, its share of a response, and the pair."""
         length = view.batch.mask.sum(1, keepdim=True).clamp(min=1)
         group = view.batch.group[:, None].expand_as(view.batch.mask)
+        # The log-ratio of a response stands on each of its tokens, so each has 1 / length of it.
         share = view.advantages.sign() * view.log_ratio.double() / length
         return {"pair_margin": share, "pair_answers": 1 / length.double().expand_as(group), "pair_group": group}
 
@@ -407,10 +416,12 @@ class PreferenceLoss:
         mask, side = view.batch.mask, view.advantages.sign()
         share, group = view.statistics.values("pair_margin"), view.statistics.values("pair_group")
         most = 1 + max(view.batch.group.tolist(), default=-1)
+        # (groups,), then (rows,): the margin of each row's pair, summed over the whole step.
         margins = torch.bincount(group.long(), share, minlength=most)[view.batch.group]
         answers = torch.bincount(group.long(), view.statistics.values("pair_answers"), minlength=most)
         answers = answers.round()[view.batch.group, None].to(view.log_ratio.dtype)
         margin = margins.to(view.log_ratio.dtype)[:, None].expand_as(mask)
+        # The margin's value, with the gradient of this row's own log-ratio.
         moving = margin + side * (view.log_ratio - view.log_ratio.detach())
         loss = self._of(moving)
         # Each answer has its own part of the gradient, and the mean is over all; one without a trained token is none.
@@ -468,9 +479,11 @@ class ProspectLoss:
         """Return the loss of each token, the KL, and how much each kind gained."""
         mask, labelled = view.batch.mask, view.batch.is_graded[:, None]
         rows, count, gain = (view.statistics.total(f"prospect_{name}") for name in ("rows", "labelled", "gain"))
+        # Mean log-ratio of the unlabelled rows: answers to other questions.
         kl = max(0.0, gain / max(rows - count, 1.0))
         side = view.advantages.sign()
         weight = torch.full_like(side, self.undesired).masked_fill(side > 0, self.desired)
+        # The aggregation divides by all rows; the mean is over labelled ones.
         weight = weight * labelled * rows / max(count, 1.0)
         loss = weight * (1 - torch.sigmoid(side * self.beta * (view.log_ratio - kl)))
         share = (mask * labelled).double() / mask.sum(1, keepdim=True).clamp(min=1)

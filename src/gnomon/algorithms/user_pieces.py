@@ -39,15 +39,19 @@ def load_object(reference: str) -> Any:
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise ConfigError(f"'{reference}' should be 'path.py:NAME' or 'module:NAME'")
+    # gnomon's own modules need no permission to be imported.
     if place.partition(".")[0] != "gnomon":
         check_allowed(reference)
     module = _load_file(Path(place), reference) if place.endswith(".py") else _load_module(place, reference)
     found: Any = module
     for part in name.split("."):
-        if part not in vars(found):
-            public = [n for n in vars(found) if not n.startswith("_")]
+        # A number or a text has no names below it, and no ``__dict__``.
+        names = getattr(found, "__dict__", {})
+        if part not in names:
+            public = [n for n in names if not n.startswith("_")]
             raise ConfigError(f"{place}: {unknown('name', part, public)}")
-        found = vars(found)[part]
+        found = names[part]
+    # A file may import its class from elsewhere; another process finds it through this file.
     is_kept = isinstance(found, type) and found.__module__ != module.__name__
     if is_kept and module.__name__.startswith(_PREFIX) and not found.__module__.startswith("gnomon."):
         _FOUND[found] = f"{module.__file__}:{name}"
@@ -78,6 +82,7 @@ def _load_file(path: Path, reference: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"'{reference}': there is no file {path} (looked in {Path.cwd()})")
     resolved = real_path(path)
+    # The digest tells apart files of one name in different folders.
     name = f"{_PREFIX}{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -119,6 +124,7 @@ class FunctionPiece:
         function = self.function
         if callable(function):
             module, name = sys.modules.get(function.__module__), function.__qualname__
+            # Whether importing the module gives this very function: not for a lambda or a nested one.
             if vars(module or sys).get(name) is function:
                 function = reference_of(function)
             elif function.__module__.startswith(_PREFIX):
@@ -137,6 +143,7 @@ class FunctionPiece:
         if isinstance(given[0], Batch):
             if found.shape not in (given[0].rewards.shape, given[0].mask.shape):
                 return found, None
+            # (rows,) is one number a response; (rows, tokens) one a token.
             each = found[:, None] if found.shape == given[0].rewards.shape[:1] else found
             return (each * given[0].mask).to(given[0].behavior.dtype), None
         return found
@@ -171,6 +178,7 @@ def with_functions(value: Any) -> Any:
     """Return a piece, or a tuple of pieces, in which every function is a `FunctionPiece`."""
     if isfunction(value):
         return FunctionPiece(value)
+    # Named tuples are values, not lists of pieces. Unchanged values are returned as they are.
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         made = tuple(map(with_functions, value))
         return made if any(new is not there for new, there in zip(made, value, strict=True)) else value

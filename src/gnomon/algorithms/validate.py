@@ -84,6 +84,7 @@ def said(refusal: Refusal, algorithm: Composition, rules: Rules) -> str:
 
 def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator[str]:
     """Yield the changes that fix something; two changes at once only where none does alone."""
+    # Every candidate is tried on a copy: only what leaves fewer mistakes is offered.
     wrong = len(rules(algorithm))
     after = [(change, changed(algorithm, change)) for change in refusal.candidates]
     alone = [str(change) for change, altered in after if len(rules(altered)) < wrong]
@@ -99,6 +100,7 @@ def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator
 def changed(algorithm: Composition, change: Fix) -> Composition:
     """Return ``algorithm`` with a change, unchecked: what would be wrong with it is the question."""
     name, _, below = change.path.partition(".")
+    # `replace` would run the checks of the composition, and this one may be wrong on purpose.
     altered = copy.copy(algorithm)
     object.__setattr__(altered, name, _within(getattr(algorithm, name), below, change.value))
     return altered
@@ -489,7 +491,7 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
 def _prompts(algorithm: Composition) -> Iterator[Refusal]:
     plan, uniform = algorithm.tracker, Fix("sampler", Uniform())
     if plan is None and uses_tracker(algorithm):
-        yield _refuse("the baseline Tracked needs a tracker", _TRACKER, Fix("advantage", GroupRelative()))
+        yield _refuse("the advantage TrackedBaseline needs a tracker", _TRACKER, Fix("advantage", GroupRelative()))
     if isinstance(algorithm.sampler, Prioritized) and not isinstance(plan, TrackerConfig):
         yield _refuse("the sampler Prioritized needs a tracker", _TRACKER, uniform)
     if isinstance(plan, OptimalValue | RoleAverage) and not uses_tracker(algorithm):

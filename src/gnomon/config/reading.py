@@ -160,7 +160,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     """
     key, equals, text = override.partition("=")
     key = key.strip().removeprefix("--")
-    if not equals or not key or not all(p.isidentifier() or p.isdigit() for p in key.replace("-", "_").split(".")):
+    if not equals or not key or not all(p.isidentifier() or p.isdecimal() for p in key.replace("-", "_").split(".")):
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
     kinds = known_names()["keys"].get(re.sub(r"\.\d+(?=\.|$)", ".N", key.replace("-", "_")), {}).values()
     if {*kinds} == {"text"} and text.strip()[:1] in ("[", "{"):
@@ -453,7 +453,7 @@ def _check_lora(last: Mapping[str, Any]) -> None:
     modules = modules_of(str(last.get("model")))
     for target in _list(last.get("lora.targets")):
         own = target.rpartition(".")[2]
-        if modules and target != "all-linear" and own not in modules and not own.isdigit():
+        if modules and target != "all-linear" and own not in modules and not own.isdecimal():
             raise ConfigError(f"lora.targets: {unknown('module', target, LINEAR)}")
 
 

@@ -213,7 +213,7 @@ def drop_other_kind(table: dict[str, Any], path: str, kind: Any) -> list[str]:
 def _key(node: Any, key: str, path: str) -> Any:
     if not isinstance(node, list):
         return key
-    if not key.isdigit() or int(key) >= len(node):
+    if not key.isdecimal() or int(key) >= len(node):
         raise ConfigError(
             f"{path}: '{key}' is no entry of a list of {len(node)}, counted from 0; or give the whole list"
         )
