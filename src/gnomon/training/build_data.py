@@ -16,7 +16,6 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import show_progress, track
-from gnomon.core.sections import SamplingConfig
 from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
 from gnomon.engines.grammar import Grammar
