@@ -3,6 +3,7 @@
 import ast
 import builtins
 import io
+import keyword
 import re
 import tokenize
 import tomllib
@@ -23,8 +24,11 @@ FENCE = re.compile(r"(?ms)^(`{3,}).*?^\1 *$")
 
 
 CITED = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)")
-ELSEWHERE = {"Generator", "HuggingFaceStorageWriter", "permutation", "repeat_kv"}
-"""Names of numpy, of torch and of transformers' models that docstrings compare with."""
+ELSEWHERE = {
+    "Generator", "HuggingFaceStorageWriter", "broadcast_object_list", "permutation", "repeat_kv", "save_to_disk",
+    "warmup_ratio",
+}  # fmt: skip
+"""Names of other libraries that docstrings and comments compare with."""
 
 
 def names_of(tree: ast.AST) -> set[str]:
@@ -152,7 +156,7 @@ def test_names_in_docstrings_and_comments_are_those_of_the_code():
     """What stands in single backquotes is a name of today: a reader who searches for it finds it."""
     files = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in files.items()}
-    known = set(dir(builtins)) | ELSEWHERE
+    known = {*dir(builtins), *keyword.kwlist, *ELSEWHERE}
     for path, tree in trees.items():
         known |= names_of(tree) | set(path.relative_to(ROOT).with_suffix("").parts)
     known |= {name for path in (ROOT / "tests").rglob("*.py") for name in path.with_suffix("").parts}

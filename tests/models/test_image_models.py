@@ -36,18 +36,21 @@ TEXT: dict[str, dict[str, Any]] = {
     "Qwen2VL": {"rope_parameters": {**ROPE, "mrope_section": [2, 1, 1]}},
     "Qwen3_5": {"rope_parameters": QUARTER, "initializer_range": 0.1},
     "Qwen3_5Moe": {"rope_parameters": QUARTER, "initializer_range": 0.1},
+    "Gemma4": {"num_kv_shared_layers": 0, "per_layer_config": {}},
     "Glm4v": {"rope_parameters": QUARTER | {"mrope_section": [1, 1]}},
 }  # fmt: skip
 """By family, what its language model's config changes."""
+PARTS: dict[str, dict[str, Any]] = {"Gemma4": {"vision_config": {}, "audio_config": {}}}
+"""By family, the parts that its config leaves out unless they are asked for."""
 
 
-def small(config: Any) -> Any:
+def small(config: Any, sizes: dict[str, Any]) -> Any:
     """Make a config and those within it small, in place."""
     for name, value in list(vars(config).items()):
         if isinstance(value, hf.PretrainedConfig):
-            small(value)
-        elif name in SMALL and value is not None:
-            setattr(config, name, SMALL[name])
+            small(value, sizes)
+        elif name in sizes and value is not None:
+            setattr(config, name, sizes[name])
         elif name == "layer_types" and value:
             config.layer_types = [value[0], value[-1]]
         elif name == "cross_attention_layers":
@@ -59,14 +62,16 @@ def small(config: Any) -> Any:
     return config
 
 
-def saved(family: str, folder: Path) -> Path:
-    """Write a small model of a family as its publisher would, with a tokenizer of bytes."""
+def saved(
+    family: str, folder: Path, sizes: dict[str, Any] | None = None, of_text: dict[str, Any] | None = None
+) -> Path:
+    """Write a small model of a family as its publisher would, with a tokenizer of bytes; some sizes may be others."""
     save_tiny(folder)
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (folder / name).unlink()
-    config = small(getattr(hf, f"{family}Config")())
+    config = small(getattr(hf, f"{family}Config")(**PARTS.get(family, {})), SMALL | (sizes or {}))
     text = config.get_text_config()
-    for name, value in TEXT[family].items():
+    for name, value in {**TEXT[family], **(of_text or {})}.items():
         setattr(text, name, value)
     if "partial_rotary_factor" in vars(text):
         text.partial_rotary_factor = text.rope_parameters["partial_rotary_factor"]
@@ -80,13 +85,21 @@ def saved(family: str, folder: Path) -> Path:
     "family", [f if f in ("Qwen2_5_VL", "Qwen3_5") else pytest.param(f, marks=pytest.mark.slow) for f in TEXT]
 )
 def test_rows_of_text_are_scored_and_drawn_as_if_alone(family: str, tmp_path: Path):
-    """The class is the one that config.json names; its numbers are those of a plain forward pass of each row."""
+    """The class is the one that config.json names; its numbers are those of a plain forward pass of each row.
+
+    What text gives a gradient to is trained, and nothing else is.
+    """
     if not hasattr(hf, f"{family}Config"):
         pytest.skip(f"transformers {hf.__version__} has no {family}")
     model = load_model(str(saved(family, tmp_path / "model")), torch.float32)
 
     assert type(model).__name__ == f"{family}ForConditionalGeneration"
     assert max(differences(model)) <= 1e-5
+
+    trained = {name for name, _ in trainable(model)}
+    model.requires_grad_(True)
+    model(input_ids=torch.arange(10).reshape(2, 5)).logits.square().sum().backward()
+    assert trained == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -111,7 +124,7 @@ def test_what_writes_no_text_is_refused(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["Qwen3VL", "Qwen3_5", "Llama4", "Mistral3"])
+@pytest.mark.parametrize("family", ["Gemma3", "Gemma4", "Qwen3VL", "Qwen3_5", "Llama4", "Mistral3"])
 def test_a_run_changes_the_language_model_alone(family: str, tmp_path: Path):
     """Checkpoints have every weight under its published name; those for images are the source's, in training's form."""
     source, run = saved(family, tmp_path / "model"), tmp_path / "run"

@@ -389,7 +389,7 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
     given: dict[str, list[Any]] = {}
     for key, value in parsed:
         given.setdefault(key, []).append(value)
-    several = {key: values for key, values in given.items() if len(values) > 1}
+    several = {key: values for key, values in given.items() if any(value != values[0] for value in values)}
     return [
         f"{key} is given {len(v)} times, and the last counts: {', then '.join(map(repr, v))}"
         for key, v in several.items()

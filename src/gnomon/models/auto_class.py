@@ -36,7 +36,7 @@ def made_by(auto: Any, *given: Any, **settings: Any) -> Any:
     """
     made = auto(*given, **settings)
     model = made[0] if isinstance(made, tuple) else made
-    if auto.__self__.__name__ != "AutoModelForCausalLM":
+    if reads_images(model):
         language = {
             id(parameter)
             for part in (body_of(model), model.get_output_embeddings())
@@ -46,6 +46,13 @@ def made_by(auto: Any, *given: Any, **settings: Any) -> Any:
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in language)
     return made
+
+
+def reads_images(model: Any) -> bool:
+    """Whether a model takes images beside text: transformers may make it by either auto class, as it does Gemma 3."""
+    from transformers import AutoModelForImageTextToText
+
+    return type(model).__name__ in classes_of(AutoModelForImageTextToText, model.config)
 
 
 def classes_of(auto: Any, config: Any) -> list[str]:

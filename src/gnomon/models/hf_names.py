@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnomon.core.errors import ModelError
 from gnomon.models import default
-from gnomon.models.auto_class import empty_model
+from gnomon.models.auto_class import empty_model, reads_images
 from gnomon.models.load import model_config
 from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TINY_MODELS, save_tiny, tiny_model
@@ -47,6 +47,20 @@ class HfNames:
     def has_experts(self) -> bool:
         """Whether the model is a mixture of experts."""
         return any("experts" in name.split(".") for name in self.shapes)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model takes images beside text."""
+        return reads_images(self._empty)
+
+    @property
+    def head_size(self) -> int | None:
+        """Width of an attention head; None without heads, or where keys are compressed and vLLM counts otherwise."""
+        config = self._empty.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", None)
+        if not heads or getattr(config, "kv_lora_rank", None):
+            return None
+        return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
     @property
     def is_plain(self) -> bool:

@@ -355,7 +355,9 @@ def check_numbers(model: nn.Module, place: str) -> None:
     buffers = [(n, b) for n, b in model.named_buffers() if n in saved and b.is_floating_point()]
     for name, parameter in (*model.named_parameters(), *buffers):
         low, high = extremes(parameter)
-        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+        # A single number that is not trained may be a bound: layers of Gemma 4 clamp by -inf and inf unless calibrated.
+        is_bound = parameter.dim() == 0 and not isinstance(parameter, nn.Parameter)
+        if not low <= high or (not is_bound and max(abs(low), abs(high)) == float("inf")):
             raise ModelError(f"model '{place}': the weight {name} holds NaN or an infinity; give a model without")
         if isinstance(parameter, nn.Parameter) and max(abs(low), abs(high)) > _LARGEST:
             raise ModelError(

@@ -23,6 +23,7 @@ if not HAS_VLLM:
         "test_arrival.py",
         "test_broadcast.py",
         "test_engine.py",
+        "test_image_models.py",
         "test_native.py",
         "test_on_cluster.py",
         "test_parallel.py",

@@ -1,13 +1,16 @@
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from tests.models.test_image_models import saved
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
-from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_vllm, make_vllm
+from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_served, check_vllm, make_vllm
+from gnomon.models.hf_names import HfNames
 from gnomon.training.build_workers import said_of_serving
 from gnomon.training.checks import check_serving
 from gnomon.training.resolve import resolve
@@ -119,3 +122,23 @@ def test_a_mixture_on_a_cpu_is_refused_before_anything_is_loaded():
     """vLLM 0.32 answers from wrong experts once weights were exchanged; a dense model of the same kind is fine."""
     with pytest.raises(ConfigError, match="'tiny-moe' is a mixture of experts"):
         VllmEngine("tiny-moe", torch.float32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about CPUs")
+def test_heads_that_its_kernels_do_not_know_are_refused_before_anything_is_loaded():
+    """Narrower ones than any kernel's, of a built-in model and of a folder."""
+    with pytest.raises(ConfigError, match=r"'tiny' has attention heads 16 wide, .*32, 64.*set engine.kind"):
+        check_served("tiny", HfNames("tiny"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("has", [False, True])
+def test_a_model_that_also_reads_images_needs_torchvision(has: bool, tmp_path: Path):
+    """vLLM imports it with such a model's class; the interpreter that has vLLM is asked, and the command named."""
+    folder = str(saved("Gemma3", tmp_path / "model", {"head_dim": 32}))
+    python = interpreter(tmp_path, f"exit {int(not has)}")
+    if has:
+        check_served(folder, HfNames(folder), python)
+        return
+    with pytest.raises(ConfigError, match=rf"also reads images, .*{python} does not have; run there: pip install"):
+        check_served(folder, HfNames(folder), python)

@@ -19,7 +19,7 @@ LONG_PATIENCE = ("engine.timeout_seconds=120", "cluster.start_seconds=240")
 
 def trained(folder: Path, model: Path, *settings: str) -> list[dict[str, float]]:
     """Return the measures of each step of a run in ``folder``."""
-    command = gnomon("train", RANDOM, f"model={model}", *TINY, *settings, "--json", "--run-dir", str(folder))[1:]
+    command = gnomon("train", RANDOM, *TINY, f"model={model}", *settings, "--json", "--run-dir", str(folder))[1:]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["steps"] == 3

@@ -74,7 +74,7 @@ def test_a_model_that_vllm_cannot_serve_is_said_with_its_last_words():
     async def body():
         served = make_vllm("tiny", plan, torch.float32)
         try:
-            with pytest.raises(EngineError, match=r"exited with code 1; it last said:[^$]*heads are 16 wide"):
+            with pytest.raises(EngineError, match=r"exited with code 1; it last said:[^$]*heads 16 wide"):
                 await served.generate(PROMPT, [0], SAMPLING)
         finally:
             await served.close()

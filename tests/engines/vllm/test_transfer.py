@@ -12,6 +12,7 @@ from tests.engines.vllm.plugin.sockets_transfer import Wire
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
+from gnomon.engines.vllm.engine import CPU_HEAD_SIZES
 from gnomon.engines.vllm.transfer import (
     BEGIN,
     FINISH,
@@ -115,8 +116,10 @@ def test_vllm_has_the_interface_that_is_used(engine: Any):
     """The installed version's workers can be told each of the four, and its client's protocol is ours."""
     from vllm.distributed.weight_transfer import nccl_engine
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     from vllm.v1.worker.gpu_worker import Worker
 
+    assert CPUAttentionBackend.get_supported_head_sizes() == [*CPU_HEAD_SIZES]
     assert isinstance(TransferEngines([], []), VLLMWeightSyncClient)
     assert all(callable(getattr(Worker, name)) for name in (MEET, BEGIN, RECEIVE, FINISH))
     told = nccl_engine.NCCLWeightTransferUpdateInfo(names=["a"], dtype_names=["float32"], shapes=[[1, 2]])

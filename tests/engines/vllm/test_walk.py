@@ -82,7 +82,7 @@ def sampled(run: Path) -> list[tuple[str, list[int]]]:
 
 def test_a_run_in_process_trains_on_what_the_local_engine_would_say_and_goes_on(folder: Path, tmp_path: Path):
     """Stopped after a step and resumed with a second vLLM: the local run's tokens, and its loss to 1e-4."""
-    overrides = json.dumps([f"model={folder}", *TINY])
+    overrides = json.dumps([*TINY, f"model={folder}"])
     assert "stopped after step 1 of 3" in ran("-c", RESUMED, str(tmp_path), overrides)
     ours, theirs = ([*read_rows(tmp_path / name / "metrics.jsonl")] for name in ("vllm", "local"))
 
@@ -96,7 +96,7 @@ def test_a_run_in_process_trains_on_what_the_local_engine_would_say_and_goes_on(
 def test_servers_staleness_rounding_and_an_environment_work_together(folder: Path, tmp_path: Path):
     """Two servers, a step ahead, with weights rounded to fp8, in conversations: each leaves its own trace."""
     settings = ["engine=vllm", "engine.server=start", "engine.count=2", "engine.rounding=fp8", "max_staleness=1"]
-    command = gnomon("train", "examples/own_environment.toml", f"model={folder}", *TINY, *settings)[1:]
+    command = gnomon("train", "examples/own_environment.toml", *TINY, f"model={folder}", *settings)[1:]
     ran(*command, "sampling.max_completion_length=40", "--run-dir", str(tmp_path / "run"))
     rows = [*read_rows(tmp_path / "run" / "metrics.jsonl")]
 

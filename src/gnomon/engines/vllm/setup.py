@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnomon.core.errors import EngineError
 from gnomon.engines.vllm.sampling import PROCESSOR
+from gnomon.models.hf_names import HfNames
 from gnomon.models.transfer.file import lent, read
 
 # Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; no program
@@ -63,7 +64,9 @@ def build(
             model=folder,
             dtype=str(dtype).removeprefix("torch."),
             max_num_seqs=max_concurrent,
-            skip_tokenizer_init=True,
+            # Only text is asked, as token ids. What prepares images wants a tokenizer nevertheless.
+            language_model_only=True,
+            skip_tokenizer_init=not HfNames(folder).reads_images,
             enable_prefix_caching=True,
             enforce_eager=current_platform.is_cpu(),
             use_tqdm_on_load=False,
