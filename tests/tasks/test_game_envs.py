@@ -37,7 +37,7 @@ def talk(kind: str, use: str, *answers: str, seed: int = 0, prompt: str = "Play.
     needed(kind)
     host = EnvServer(EnvironmentConfig(kind=kind, use=use, settings=settings, max_concurrent=1))  # type: ignore
     host.prepare()
-    requests = [{"do": "reset", "luck": 0, "prompt": prompt, "columns": {"seed": seed}}]
+    requests = [{"do": "reset", "seed": 0, "prompt": prompt, "columns": {"seed": seed}}]
     requests += [{"do": "step", "text": text} for text in answers]
     return [host.answer(request) for request in [*requests, {"do": "close"}]]
 
@@ -142,7 +142,7 @@ def test_an_opponent_plays_the_other_seats(tmp_path: Path):
         host = EnvServer(plan)
         host.prepare()
         columns = {"seed": 3, "seat": seat}
-        said = [host.answer({"do": "reset", "luck": 0, "prompt": "Play.", "columns": columns})]
+        said = [host.answer({"do": "reset", "seed": 0, "prompt": "Play.", "columns": columns})]
         said += [host.answer({"do": "step", "text": move}) for move in ("[4]", "[2]", "[6]")]
 
         host.answer({"do": "close"})

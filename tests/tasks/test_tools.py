@@ -97,7 +97,7 @@ def talk(plan: EnvironmentConfig, *answers: str, **columns: Any) -> list[dict[st
     host = EnvServer(plan)
     host.prepare()
     requests = [
-        {"do": "reset", "luck": 0, "prompt": "q", "columns": columns},
+        {"do": "reset", "seed": 0, "prompt": "q", "columns": columns},
         *({"do": "step", "text": a} for a in answers),
     ]
     return [host.answer(request) for request in [*requests, {"do": "close"}]]

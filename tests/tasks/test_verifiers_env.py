@@ -75,7 +75,7 @@ def talk(name: str, *answers: str, **settings: Any) -> list[dict[str, Any]]:
     """What it says to a reset, to each answer, and at its end."""
     host = EnvServer(EnvironmentConfig(kind="verifiers", use=name, settings=settings))
     host.prepare()
-    requests = [{"do": "reset", "luck": 0, "prompt": "say 2", "columns": {"answer": "2"}}]
+    requests = [{"do": "reset", "seed": 0, "prompt": "say 2", "columns": {"answer": "2"}}]
     requests += [{"do": "step", "text": text} for text in answers]
     return [host.answer(request) for request in [*requests, {"do": "close"}]]
 

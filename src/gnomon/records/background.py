@@ -38,6 +38,7 @@ class Background:
         Raises:
             Exception: The piece before raised it; ``work`` is not begun then.
         """
+        # Waits here, so that never more than one checkpoint is in memory beside the run's own weights.
         self.settle()
         if self.is_asynchronous and not is_waited_for:
             self._under_way = self._thread.submit(without_omp_team(_timed), work)
@@ -61,6 +62,7 @@ class Background:
         Raises:
             Exception: The piece raised it.
         """
+        # Taken off before it is waited for: an error is raised once and not again by the next call.
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
@@ -85,6 +87,7 @@ class Background:
     ) -> None:
         with show_progress(f"waiting until {self._what} is on the disk"):
             self._thread.shutdown(wait=True)
+        # Any other error is what the user should see; a failed checkpoint would hide it.
         if error is None or isinstance(error, Stopped | DiagnosedError):
             self.settle()
 

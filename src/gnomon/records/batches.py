@@ -102,6 +102,8 @@ def write_batch(
         ValueError: If a number that is not masked is not finite.
         OSError: If the file cannot be written.
     """
+    # On the first inner step current and proximal are the same policy,
+    # and without a proximal one the behavior policy stands for both.
     names = [str(name) for name in prompt_ids or batch.task_ids] or [str(int(g)) for g in batch.group]
     now = current if current is not None else batch.proximal if batch.proximal is not None else batch.behavior
     if len(names) != len(batch) or now.shape != batch.mask.shape:
@@ -119,11 +121,13 @@ def write_batch(
     content: Any = {"format": FORMAT, "temperature": batch.temperature, "sequences": sequences}
     if batch.component_rewards is not None:
         content["component_weights"] = dict(zip(batch.components, batch.component_weights, strict=True))
+    # allow_nan=False below refuses NaN, which is no JSON: other tools could not read the file.
     content = _spelled(content) if is_spelled else content
     write_durably(path, (json.dumps(content, allow_nan=False) + "\n").encode(), is_synced=False)
 
 
 def _sequence(batch: Batch, row: int, prompt_id: str, matrices: Mapping[str, Tensor]) -> dict[str, Any]:
+    # Matrices of a batch are aligned to the response: column 0 is its first token, padding lies behind it.
     length = int(batch.lengths[row] - batch.prompt_lengths[row])
     mask = batch.mask[row, :length]
     sequence = {
@@ -169,6 +173,7 @@ def read_batch(path: Path) -> RecordedBatch:
     Raises:
         DatasetError: The content is wrong; the message lists sequence, field and position of each mistake.
     """
+    # An integer of JSON may have thousands of digits: isfinite raises for what no float holds.
     try:
         content = json.loads(read_plain_text(path))
     except OSError as error:
@@ -192,6 +197,7 @@ def parse_batch(content: Any, source: str) -> RecordedBatch:
     sequences: list[Any] = [] if problems else content["sequences"]
     for number, sequence in enumerate(sequences):
         problems += [f"sequence {number}: {problem}" for problem in _check_sequence(sequence)]
+    # Checks of the whole come only when each sequence is sound: they index into fields.
     if not problems:
         problems = _check_together(sequences)
     if not problems:
@@ -230,6 +236,7 @@ def _assemble(
     mask = pad_sequence([torch.tensor(chosen, dtype=torch.bool) for chosen in masks], batch_first=True)
     count, width = mask.shape
 
+    # (sequences, longest response), 0 where masked or padded: a masked entry may be null, NaN or a text.
     def matrix(name: str, otherwise: str = "") -> Tensor | None:
         rows = [s.get(name, s.get(otherwise)) for s in sequences]
         if any(row is None for row in rows):
@@ -312,6 +319,8 @@ def _check_top(content: Any) -> list[str]:
 def _check_sequence(sequence: Any) -> list[str]:
     if not isinstance(sequence, dict):
         return [f"expected an object, got {_kind(sequence)}"]
+    # A field that is not known may be another tool's; only one that is
+    # almost a known name is refused, since it would be ignored silently.
     problems = [f'"{name}" is missing' for name in REQUIRED if name not in sequence]
     for key in sequence.keys() - {*REQUIRED, *OPTIONAL}:
         near = difflib.get_close_matches(key, (*REQUIRED, *OPTIONAL), n=1, cutoff=0.8)
@@ -365,6 +374,7 @@ def _check_arrays(sequence: Mapping[str, Any]) -> list[str]:
 def _check_together(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
     problems = []
     widest = max(len(sequence["mask"]) for sequence in sequences)
+    # One long sequence among many short ones would be padded to hundreds of gigabytes.
     if widest * len(sequences) > _CELLS:
         problems.append(
             f"{len(sequences)} sequences padded to the longest, {widest} positions, are more than {_CELLS:,} numbers; "
@@ -399,6 +409,7 @@ def _check_rollouts(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
         if "step_rewards" in first and not differ:
             steps = [zip(sequences[n]["step_rewards"], sequences[n]["mask"], strict=True) for n in numbers]
             total = math.fsum(x for pairs in steps for x, chosen in pairs if chosen)
+            # Step rewards were float32 when they were recorded, and are added up in float64 here.
             if abs(total - reward) > _ROUNDING * max(1.0, abs(reward)):
                 problems.append(
                     f'sequence {last}: "step_rewards" of trained tokens add up to {total:g}, and "reward" is {reward:g}'

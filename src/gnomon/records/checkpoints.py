@@ -63,6 +63,7 @@ def _check_known(name: str, value: Any, own: Any) -> None:
             _check_known(f"{name}.{key}", value[key], own[key])
     elif isinstance(own, list):
         _require(isinstance(value, list), name, value, "a list")
+        # A list may have grown since the run began; its elements are then compared with no example.
         is_alike = len(value) == len(own)
         for place, inner in enumerate(value):
             where = f"{name}[{place}]"
@@ -70,6 +71,7 @@ def _check_known(name: str, value: Any, own: Any) -> None:
     elif own is None:
         _check_any(name, value, is_flat=True)
     elif isinstance(own, float):
+        # Other programs write 1.0 as 1. A value may be infinite or NaN only where the part's own is.
         is_sound = type(value) in (int, float) and (math.isfinite(value) or not math.isfinite(own))
         _require(is_sound, name, value, "a finite number")
     elif type(own) is int:
@@ -139,6 +141,7 @@ def write_states(folder: Path, parts: Mapping[str, State]) -> dict[Path, str]:
             hashes |= state.shares.write(folder / name)
         else:
             path = folder / f"{name}.safetensors"
+            # Hashed while it is written: the manifest need not read the file again.
             hashes[path] = write_tensors(path, {**state.tensors, **state.lent})
         (folder / f"{name}.json").write_text(json.dumps(state.values) + "\n", encoding="utf-8")
         failpoint("checkpoint-file")
@@ -255,6 +258,7 @@ class Checkpoints:
                 were, and nothing is left of this one.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        # Space that an interrupted save left occupied counts as free below.
         self.remove_unfinished()
         target = self.directory / f"step-{step}"
         self._quarantine(target)
@@ -271,6 +275,7 @@ class Checkpoints:
             os.rename(hidden, target)
             failpoint("checkpoint-rename")
         except BaseException as error:
+            # BaseException: an interrupt in the middle must leave no half of a checkpoint behind either.
             shutil.rmtree(hidden, ignore_errors=True)
             if isinstance(error, Exception) and (told := self._disk_error(error, step, needed)) is not None:
                 raise told from error
@@ -293,6 +298,8 @@ class Checkpoints:
                 is not made silently.
         """
         warnings: list[str] = []
+        # From the newest on. A damaged one is passed over with a
+        # warning, so that one bad disk block does not cost the run.
         for step, path in reversed(self._steps()):
             damage = find_damage(path)
             if damage is None:
@@ -365,6 +372,7 @@ class Checkpoints:
         """
         steps = self._steps()
         tensors = sum(state.nbytes for state in parts.values())
+        # The last checkpoint tells the size best; before there is one, tensors and model are added up.
         needed = int(SPARE * max(size_bytes(steps[-1][1]) if steps else 0, tensors + model_bytes))
         free = shutil.disk_usage(self.directory).free
         if free < needed:

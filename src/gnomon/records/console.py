@@ -59,6 +59,8 @@ class Console:
         self._rich = RichConsole(file=self._stream, highlight=False, soft_wrap=False)
         self._live: Live | None = None
         self._listening: AbstractContextManager[None] | None = None
+        # Reentrant: `_report` holds it while `_print` takes it again.
+        # Lines come from the run and from the watching thread.
         self._writing = threading.RLock()
         self._is_over: threading.Event | None = None
 
@@ -90,6 +92,7 @@ class Console:
             is_brief: Leave no line behind; otherwise what took a second or more says how long it took, unless it is a
                 part of another phase.
         """
+        # A phase within another one leaves no line: the outer one says how long it all took.
         phase = Phase(text, total, unit, is_brief or bool(self._phases), self._clock, self._tick)
         self._phases.append(phase)
         self._draw()
@@ -111,11 +114,13 @@ class Console:
 
     def close(self) -> None:
         """Leave the line of the last step as it is; what is said later is plain."""
+        # Before the live display stops, or a line printed meanwhile would start it again.
         self._is_live = False
         if self._is_over is not None:
             self._is_over.set()
             self._is_over = None
         if self._live is not None:
+            # Without a step there is nothing worth keeping on the screen.
             self._live.transient = not self._line
             self._live.stop()
             self._live = None
@@ -142,6 +147,7 @@ class Console:
             parts.append(f"loss {values['loss/policy']:.4f}")
         if seconds > 0:
             parts.append(f"{values.get('tokens/generated', 0.0) / seconds:.0f} tokens/s")
+        # The estimate counts this session alone: another machine may have made the steps before.
         made = done - self.first
         if made > 0 and done < self.steps:
             parts.append(f"{duration((self._clock() - self._began) / made * (self.steps - done))} left")
@@ -193,6 +199,7 @@ class Console:
                 self._stream.write(message + "\n")
                 self._stream.flush()
             except BrokenPipeError:
+                # The reader is gone, as with `| head`: whoever started the run decides what that means.
                 raise
             except (OSError, ValueError):
                 self._lose()

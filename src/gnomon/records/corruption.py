@@ -32,6 +32,7 @@ def damaged(run: RunDirectory, rollouts: int | None = None) -> dict[str, int]:
 
 def damaged_rows(path: Path) -> int:
     """Return how many lines of a file of rows are no object with the number of its step."""
+    # A line without its end is being written at this moment.
     return sum(not is_step((parsed(line) or {}).get("step")) for line in lines_of(path) if line.endswith(b"\n"))
 
 
@@ -59,6 +60,7 @@ def chosen_rollouts(run: RunDirectory, budget: int = BUDGET, also: Sequence[int]
         also: Further steps.
     """
     there = dict(numbered(run.rollouts, r"step-(\d+)\.jsonl"))
+    # Steps are about equally large, so every n-th file keeps to the budget; the whole of each is read.
     stride = max(1, math.ceil(sum(map(_size, there.values())) / budget))
     listed = sorted(there)
     return {step: there[step] for step in sorted({*listed[::stride], *listed[-1:], *(set(also) & there.keys())})}

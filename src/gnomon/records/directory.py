@@ -9,12 +9,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from types import TracebackType
 from typing import Any, Self
 
 from gnomon.core.atomic_files import open_plain, read_plain_text, real_path, refuse_special
@@ -28,6 +27,7 @@ _HELD: set[int] = set()
 
 def _forget_locks() -> None:
     # A forked child shares the lock with its parent: a worker that outlived a killed run would keep it locked.
+    # flock belongs to the open file, which a fork shares; closing the copy does not unlock the parent's.
     for descriptor in _HELD:
         os.close(descriptor)
     _HELD.clear()
@@ -136,6 +136,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The message says what is in the way.
         """
+        # The nearest folder that is there: all below it would be made.
         above = next(each for each in path.absolute().parents if os.path.lexists(each))
         is_folder = os.path.isdir(above)
         if not is_folder or not os.access(above, os.W_OK | os.X_OK):
@@ -157,6 +158,7 @@ class RunDirectory:
     @classmethod
     def after(cls, parent: Path) -> Self:
         """Make a new run beside another one that it continues: PARENT-2, or -3, ... when that is taken."""
+        # A run that continues another is PARENT-2; its own continuation is PARENT-3 and not PARENT-2-2.
         is_second = "continue_from" in cls(parent).table()
         return cls._numbered(parent.with_name(re.sub(r"-\d+$", "", parent.name)) if is_second else parent, 2)
 
@@ -166,6 +168,7 @@ class RunDirectory:
             path = base if number == 1 else base.with_name(f"{base.name}-{number}")
             with _reported(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                # mkdir decides who gets the name where two runs begin in one second.
                 try:
                     path.mkdir()
                 except FileExistsError:
@@ -182,6 +185,7 @@ class RunDirectory:
                 written.
         """
         cls.check(path)
+        # Before the lock: taking it writes into the directory.
         _refuse_links_out(path)
         cls(path).refuse_strange()
         with _reported(path):
@@ -302,10 +306,14 @@ def _lock(path: Path) -> int:
         raise RunDirectoryError(f"{path / LOCK} is a link, and locking would overwrite what it leads to; remove it")
     if (path / LOCK).exists():
         refuse_special(path / LOCK)
+    # NONBLOCK, or opening a named pipe in its place would wait for
+    # ever; NOFOLLOW for a link that was put there since the look above.
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
     try:
         _flock(descriptor)
     except OSError as error:
+        # The note of the process that holds the lock, for the message
+        # alone: whether it lives, the kernel has just said.
         owner = os.pread(descriptor, 4096, 0)
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -316,6 +324,7 @@ def _lock(path: Path) -> int:
         raise
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now}) + "\n"
+    # Written only once the lock is held: the note never names a process that does not have the run.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, note.encode(), 0)
     _HELD.add(descriptor)
@@ -324,6 +333,7 @@ def _lock(path: Path) -> int:
 
 def _flock(descriptor: int) -> None:
     """Lock, or raise what the kernel says; a reader that asks who has the run holds the lock for microseconds."""
+    # `lock_owner` takes the lock for an instant to ask; a run must not fail because somebody looked.
     for pause in (0.01, 0.05, 0.2):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -414,25 +424,19 @@ def _no_run(path: Path) -> str:
 NO_TASK = "the task must be named: --task arithmetic, a file, or a generator"
 
 
-class _reported:
-    """Turns what the file system refuses into a RunDirectoryError that names the path and the way out."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, RunDirectoryError):
-            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EMFILE):
-                return
-            raise RunDirectoryError(
-                f"{self.path} cannot be written: {error.strerror or error}; "
-                "choose a directory that you may write to with --run-dir DIR"
-            ) from error
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a RunDirectoryError that names the path and the way out."""
+    try:
+        yield
+    except OSError as error:
+        # A full disk or an exhausted limit is told elsewhere: another directory would not help.
+        if isinstance(error, RunDirectoryError) or error.errno in (errno.ENOSPC, errno.EFBIG, errno.EMFILE):
+            raise
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}; "
+            "choose a directory that you may write to with --run-dir DIR"
+        ) from error
 
 
 def refuse_unchanged(run: Path, settings: Sequence[Any]) -> None:

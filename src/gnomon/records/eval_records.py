@@ -49,6 +49,7 @@ class EvalRecord:
     @classmethod
     def of(cls, group: Group, part: str) -> "EvalRecord":
         """Return how a graded group answered; ``part`` names the part of the reward that is its score."""
+        # Lengths are of all samples, scores of the graded ones alone: an error is no zero.
         graded = [r for r in group.rollouts if r.grade.error is None]
         return cls(
             prompt_id=group.task.id,
@@ -96,6 +97,7 @@ class EvalRecord:
         k = int(found[2])
         if k < 1:
             raise ConfigError(f"k must be at least 1, got '{name}'")
+        # The unbiased estimators choose k of n samples, so n must be at least k, and each must be right or wrong.
         if not 1 <= k <= len(self.scores) or not self.is_binary:
             return None
         if found[1] == "pass":

@@ -104,6 +104,7 @@ def read_foreign(path: Path) -> ForeignRun:
     logged, steps = _logged(path)
     names = {name for _, row in logged for name in row}
     matches = {library: {n for n in names if _ours(library, n)} for library in _NAMES}
+    # No file names its library: the one whose metrics occur most often wrote it.
     library = max(matches, key=lambda each: len(matches[each]))
     if not matches[library]:
         some = ", ".join(sorted(names)[:4]) or "nothing"
@@ -138,8 +139,11 @@ def _merged(
                 values[ours].append(number)
         for name, each in values.items():
             column = columns[name]
+            # Rows come in the order of writing. A step that is not later than the last
+            # one is logged again by a resumed run, which made all later rows void.
             while column and next(reversed(column)) >= step:
                 again.add(column.popitem()[0])
+            # Several of their metrics may be one of ours, such as a mean for each data set.
             column[step] = sum(each) / len(each)
     notes = []
     if again:
@@ -179,6 +183,7 @@ def _logged(path: Path) -> tuple[Logged, int]:
     states += path.glob("checkpoint-*/trainer_state.json") if path.is_dir() else []
     found = [_state(state) for state in states if state.is_file()]
     if found:
+        # Each checkpoint's state holds the whole history up to it: the longest one has everything.
         return max(found, key=lambda each: max((step for step, _ in each[0]), default=0))
     lines = [path] if path.is_file() and path.suffix == ".jsonl" else []
     if path.is_dir():
@@ -220,6 +225,7 @@ def _events(paths: Sequence[Path]) -> Logged:
     loader = import_optional("tensorboard.backend.event_processing.event_file_loader", "tensorboard", "an event file")
     points: list[tuple[float, int, dict[str, Any]]] = []
     for path in paths:
+        # Opened by gnomon first: the library would wait for ever on a named pipe.
         open_plain(path).close()
         try:
             for event in loader.LegacyEventFileLoader(str(path)).Load():
@@ -297,6 +303,7 @@ def _grade(parts: Mapping[str, Any]) -> Grade:
 
 
 def _rollout(prompt: str, text: str, grade: Grade, is_cut: bool) -> Rollout:
+    # Only counts of tokens are read of such a rollout; words stand for them.
     words = tuple(hash(word) for word in text.split())
     zeros = (0.0,) * len(words)
     stop: Any = "length" if is_cut else "stop"

@@ -40,6 +40,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
             refuse_special(path)
+        # Unbuffered: a row is with the system when `append` returns, and survives a kill of this process.
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - it lives as long as this object
         self._end = self._after_last_line()
         self._file.truncate(self._end)
@@ -49,12 +50,14 @@ class JsonLines:
         text = json.dumps(redacted(sound(row)), ensure_ascii=False, allow_nan=False)
         line = (text + "\n").encode(errors="backslashreplace")
         try:
+            # A full disk may take a part of a write without an error.
             if self._file.write(line) != len(line):
                 raise OSError("the disk took a part of a row")
             if self._is_synced:
                 os.fsync(self._file.fileno())
             self._end += len(line)
         except OSError as error:
+            # Cut the torn line off, or the next row would be glued to it and both lost.
             self._file.truncate(self._end)
             if self.lost == 0:
                 self._warn(f"{self.path} cannot be written, the run goes on without its rows: {error}")
@@ -67,6 +70,7 @@ class JsonLines:
     def _after_last_line(self) -> int:
         size = self._file.seek(0, os.SEEK_END)
         position = size
+        # Read backwards in blocks: the last line feed is near the end, and the file may be gigabytes.
         while position > 0:
             start = max(0, position - 65536)
             self._file.seek(start)
@@ -85,6 +89,8 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, is_synced: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        # A resumed run goes on counting where the last session stopped.
+        # The largest value, not the last one: a damaged row may be last.
         before = [s for row in read_rows(path) if isinstance(s := row.get("seconds"), int | float) and 0 <= s < _AGES]
         self._lines = JsonLines(path, is_synced=is_synced)
         self._clock, self._began = clock, clock() - max(before, default=0.0)
@@ -104,6 +110,7 @@ def finite(values: Mapping[str, float]) -> dict[str, Any]:
     >>> finite({"a": 1.0, "b": float("nan")})
     {'a': 1.0, 'b': None, 'not_finite': ['b']}
     """
+    # NaN and infinity are no JSON; null alone would look like a metric that was not measured, hence the list of names.
     wrong = [name for name, value in values.items() if not math.isfinite(value)]
     row: dict[str, Any] = {name: None if name in wrong else value for name, value in values.items()}
     return row | {"not_finite": wrong} if wrong else row
@@ -124,7 +131,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise RunDirectoryError(
+            f"{path} cannot be read: {error.strerror or error}; it should be a file with one JSON object a line: "
+            "bring it back, or move away what is there"
+        ) from error
 
 
 def step_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -151,6 +161,7 @@ def is_number(value: object) -> TypeGuard[float]:
     >>> is_number(1), is_number(True), is_number(float("inf"))
     (True, False, False)
     """
+    # The bound keeps squares and sums of file values finite; `type` leaves bool out.
     return type(value) in (int, float) and isinstance(value, int | float) and -1e300 < value < 1e300
 
 
@@ -185,6 +196,7 @@ def drop_after(path: Path, step: int) -> None:
         RunDirectoryError: As `read_rows` does.
     """
     if path.exists():
+        # Read once for its error: `keep_lines` would replace what is no file.
         next(read_rows(path), None)
         keep_lines(path, lambda line: _step(line) <= step)
 
@@ -196,13 +208,6 @@ def sound(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [sound(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _unreadable(path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{path} cannot be read: {error.strerror or error}; it should be a file with one JSON object a line: bring it "
-        "back, or move away what is there"
-    )
 
 
 def _step(line: bytes) -> float:

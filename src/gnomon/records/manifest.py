@@ -76,6 +76,7 @@ def find_damage(folder: Path, is_quick: bool = False) -> str | None:
             return f"its manifest is in the format {manifest['format']!r}, not {FORMAT!r}"
         if raw != _render(manifest["format"], manifest["step"], manifest["files"]):
             return "its manifest was changed"
+        # A folder that was renamed would be resumed at another step than its state is of.
         if folder.name != f"step-{manifest['step']}":
             return f"it is of step {manifest['step']}"
         return _compare(folder, manifest["files"], is_quick)
@@ -130,6 +131,7 @@ def _render(form: str, step: int, files: object) -> bytes:
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for parent, folders, names in os.walk(folder):
+        # os.walk does not follow links to folders, and would leave them out of the list.
         for name in [*names, *(f for f in folders if (Path(parent) / f).is_symlink())]:
             path = Path(parent) / name
             relative = path.relative_to(folder).as_posix()

@@ -33,4 +33,5 @@ def _of_group(folder: Path) -> int | None:
         return None
     if limit == "max":
         return None
+    # The kernel drops such pages before it kills anything, so they are as good as free.
     return max(0, int(limit) - int(used) + int(pages.get("inactive_file", 0)))

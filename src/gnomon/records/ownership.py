@@ -32,9 +32,10 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
         table: As it was read, in any spelling. A text with a colon within the algorithm or a reward counts as a name of
             code, so more may be named than would be executed, and never less.
     """
+    # The table is read raw and not as an experiment: building one would import what it names.
     named = [f"piece {text}" for text in _texts(table.get("algorithm")) if ":" in text]
     named += [f"reward {text}" for text in _texts(_functions(table.get("rewards"))) if ":" in text]
-    judges = _judges([table.get("rewards"), value_at(table, "evaluation.tasks")])
+    judges = [one for one in _tables([table.get("rewards"), value_at(table, "evaluation.tasks")]) if "url" in one]
     # A judge is sent the prompts, the answers and the value of any variable that the table names.
     named += [f"judge at {one.get('url')} with the key in {one.get('variable') or 'no variable'}" for one in judges]
     named += [f"environment {text}" for text in _texts(value_at(table, "environment.use")) if text]
@@ -46,7 +47,7 @@ def named_code(table: Mapping[str, Any]) -> tuple[str, ...]:
     cluster = table.get("cluster")
     reached = cluster.get("address") if isinstance(cluster, Mapping) else cluster
     named += [f"cluster at {text}" for text in _texts(reached) if ":" in text]
-    if any(_trusts(node) for node in (table, table.get("algorithm"))):
+    if any(each.get("trust_remote_code") is True for each in _tables(table)):
         named.append(f"model {table.get('model')}, whose own code trust_remote_code lets run")
     return tuple(dict.fromkeys(named))
 
@@ -71,6 +72,8 @@ def check_own(run: Path, table: Mapping[str, Any]) -> None:
         return
     own = seal(table)
     brought = [session.get("seal") for session in sessions_of(RunRecord(run).card()) if isinstance(session, Mapping)]
+    # A run is this user's own when they began it or went on with it, so any session's seal will do. The comparison
+    # takes the same time for every text.
     if any(isinstance(text, str) and hmac.compare_digest(text.encode(), own.encode()) for text in brought):
         return
     some = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
@@ -89,6 +92,7 @@ def _key() -> bytes:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
+        # EXCL decides which of two processes makes the key; 0600 before the first byte is written.
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:  # another process was first
         return path.read_bytes()
@@ -97,35 +101,24 @@ def _key() -> bytes:
     return path.read_bytes()
 
 
+def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a node and everything below it, keys left out."""
+    yield node
+    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    for inner in below:
+        yield from _nodes(inner)
+
+
 def _texts(node: Any) -> Iterator[str]:
-    """Yield every text below a node, keys left out."""
-    if isinstance(node, str):
-        yield node
-    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    for inner in below:
-        yield from _texts(inner)
+    return (each for each in _nodes(node) if isinstance(each, str))
 
 
-def _judges(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every table below a node that has an endpoint."""
-    if isinstance(node, Mapping) and "url" in node:
-        yield node
-    below = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    for inner in below:
-        yield from _judges(inner)
+def _tables(node: Any) -> Iterator[Mapping[str, Any]]:
+    return (each for each in _nodes(node) if isinstance(each, Mapping))
 
 
 def _functions(rewards: Any) -> list[Any]:
     """Return what of the rewards may name a function: patterns of formats hold colons, and are no names."""
-    tables = rewards if isinstance(rewards, list) else [rewards]
-    return [node if isinstance(node, str) else _function_of(node) for node in tables]
-
-
-def _function_of(node: Any) -> Any:
-    return [value for key, value in node.items() if key not in ("pattern", "part")] if isinstance(node, Mapping) else ""
-
-
-def _trusts(node: Any) -> bool:
-    if isinstance(node, Mapping):
-        return node.get("trust_remote_code") is True or any(_trusts(inner) for inner in node.values())
-    return False
+    nodes = rewards if isinstance(rewards, list) else [rewards]
+    skipped = ("pattern", "part")
+    return [[v for k, v in n.items() if k not in skipped] if isinstance(n, Mapping) else n for n in nodes]

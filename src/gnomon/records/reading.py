@@ -64,6 +64,7 @@ class RunRecord:
 
         A number that was not finite is None.
         """
+        # A dict keeps the last row of a step that was written twice.
         rows = {row["step"]: row for row in step_rows(self.files.metrics)}
         return [rows[step] for step in sorted(rows)]
 
@@ -104,6 +105,7 @@ class RunRecord:
     def made_its_last(self) -> bool:
         """Return whether the metrics say that it made its last step, or spent its budget."""
         done = self.metrics()
+        # A budget may end a run before its last step.
         is_spent = any(spent >= most for most, spent in budget_of(self.experiment(), done))
         return bool(done) and (is_spent or done[-1]["step"] >= self.steps())
 

@@ -26,6 +26,7 @@ class Generators:
 
     def __init__(self, seed: int) -> None:
         random.seed(seed)
+        # NumPy takes 32 bits alone.
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
 
@@ -33,7 +34,9 @@ class Generators:
         """Return where all of them are."""
         version, words, spare = random.getstate()
         _, keys, place, has_gauss, gauss = np.random.get_state()
+        # int64, since torch has next to no operations for uint32; `restore` turns the words back.
         tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+        # Asking for a state would initialize CUDA, and take memory on a GPU that the run does not use.
         if torch.cuda.is_initialized():
             states = torch.cuda.get_rng_state_all()
             tensors |= {f"cuda/{number}": state for number, state in enumerate(states)}

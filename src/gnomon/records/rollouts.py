@@ -81,6 +81,7 @@ def token_records(
     Raises:
         ConfigError: A row of ``batch`` belongs to none of the rollouts.
     """
+    # Rows and rollouts are matched by content: filters and padding may have changed their order and number.
     found = _rows_of(batch, rollouts)
     is_trained = batch.mask.any(1).tolist()
     scored = {"proximal": batch.proximal, "reference": batch.reference, "values": batch.values}
@@ -101,6 +102,7 @@ def token_records(
             fields["baseline"] = baseline[row]
         if row in looked:
             proximal, entropy = looked[row]
+            # The order of the union lets an algorithm's own proximal policy replace the one that was seen.
             fields = {"proximal": proximal[:length]} | fields | {"entropy": entropy[:length]}
         yield fields
 
@@ -111,10 +113,13 @@ def _rows_of(batch: Batch, rollouts: Sequence[Rollout]) -> list[int | None]:
         raise ConfigError("a batch without task ids cannot be recorded beside its rollouts")
     rows: dict[tuple[str, bytes], list[int]] = {}
     pairs = zip(batch.task_ids, batch.tokens.long().cpu().numpy(), batch.lengths.tolist(), strict=True)
+    # Equal responses to one task have equal keys; each takes the
+    # next row, and their order does not matter as they are the same.
     for row, (task_id, tokens, length) in enumerate(pairs):
         rows.setdefault((task_id, tokens[:length].tobytes()), []).append(row)
     found: list[int | None] = []
     for rollout in rollouts:
+        # Bytes of 64-bit integers on both sides, so a comparison of thousands of tokens is one of bytes.
         same = rows.get((rollout.task_id, array("q", rollout.prompt + rollout.response).tobytes()))
         found.append(same.pop(0) if same else None)
     strange = [task_id for (task_id, _), left in rows.items() for _ in left]
@@ -163,6 +168,7 @@ def _advantages(advantages: Tensor, mask: Tensor) -> list[float | list[float]]:
     known = torch.where(mask, advantages.detach().double(), 0.0)
     finite = known[known.isfinite()]
     largest = float(finite.abs().max()) if len(finite) else 0.0
+    # Five significant digits of the largest: advantages of 1e-4 would be all zeros at five decimals.
     decimals = DECIMALS - 1 - (math.floor(math.log10(largest)) if largest > 0 else 0)
     rounded = torch.round(known, decimals=max(0, min(decimals, 15)))
     least = torch.where(mask, rounded, math.inf).amin(1).tolist()
@@ -229,6 +235,8 @@ class RolloutLog:
             batch: What ``groups`` became.
             seen: Of some of its rows.
         """
+        # One entry for each row of the batch, in the order of the loop
+        # below; groups that were dropped come last and have none.
         taught = iter(
             () if batch is None else token_records(batch, [s for g in groups for r in g.rollouts for s in r.rows], seen)
         )
@@ -270,6 +278,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
                 _check_types(row)
                 said = (row["step"], row["group"], row["kept"], row["question"])
                 recorded = RecordedRollout(*said, _rollout(row), read_taught(row))
+                # A segment without its rollout, or out of order, means that lines are missing.
                 if (place := row.get("segment", 0)) != (0 if latest is None or not place else len(latest.rollout.rows)):
                     raise ValueError(f"segment {place} does not follow the one before")
             except KeyError as error:
@@ -351,6 +360,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
 
 
 def _rollout(row: Mapping[str, Any]) -> Rollout:
+    # null stands for a whole list that was not recorded; NaN then marks each token as unknown.
     known = row.get("logprobs")
     logprobs = _floats([None] * len(row["response"]) if known is None else known)
     return Rollout(
@@ -381,6 +391,7 @@ _ROW = TypeAdapter(dict[str, Any], config=ConfigDict(ser_json_inf_nan="null"))
 def _line(row: dict[str, Any]) -> bytes:
     """Return a row as a line of JSON: null for what is not finite, an escape for half of a surrogate pair."""
     try:
+        # pydantic writes JSON faster than json.dumps does, and refuses half a surrogate pair.
         return _ROW.dump_json(row) + b"\n"
     except ValueError:
         finite = json.loads(json.dumps(row), parse_constant=lambda _: None)

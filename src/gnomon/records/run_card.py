@@ -113,6 +113,7 @@ def run_card(
 def write_card(path: Path, card: Card) -> None:
     """Write the card as JSON, at once; a resumed run adds its session under ``resumed`` and keeps the first."""
     own = asdict(card)
+    # The first session stays at the top of the card, and resumed ones are listed in it.
     first = _first(path)
     resumed = [] if first is None else first.get("resumed", [])
     write_json(path, own if first is None else {**first, "resumed": [*resumed, own]})
@@ -121,6 +122,7 @@ def write_card(path: Path, card: Card) -> None:
 def write_slow(path: Path, said: str) -> None:
     """Add to the newest session of a card a slower way that a trial on the loaded model found, once."""
     card = _first(path)
+    # Each session tries its model again and may find the same.
     if card is not None and said not in (known := sessions_of(card)[-1].setdefault("slow", [])):
         known.append(said)
         write_json(path, card)
@@ -254,6 +256,7 @@ def _own_source() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    # Without this option `git status` would take the repository's lock, and disturb a commit that is being made.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -32,6 +32,7 @@ def with_aliases(values: Mapping[str, float]) -> dict[str, float]:
     named = dict(values)
     for name, value in values.items():
         for alias in ALIASES.get(name, ()):
+            # setdefault: a name of gnomon's own is never replaced by an alias.
             named.setdefault(alias, value)
         if name.startswith("reward/") and name.endswith("_mean"):
             named.setdefault(f"rewards/{name[len('reward/') : -len('_mean')]}/mean", value)
@@ -94,6 +95,7 @@ def open_tensorboard(directory: Path, run_name: str, config: Mapping[str, Any], 
     """Open event files; on a resume, what was written after ``step`` is hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
+    # purge_step hides steps that a resumed run makes again; at the very beginning there is nothing to hide.
     make: Any = SummaryWriter
     return TensorBoard(make(log_dir=str(directory / "tensorboard"), purge_step=step + 1 if step else None))
 
@@ -193,6 +195,7 @@ def open_mlflow(directory: Path, run_name: str, config: Mapping[str, Any], step:
 
 
 def _identity(directory: Path) -> str:
+    # Made up once: a resumed run must find its run at the tracker, and a copied directory is the same run.
     kept = directory / ".tracker-id"
     if not kept.exists():
         kept.write_text(secrets.token_hex(8))
@@ -219,6 +222,7 @@ class SinkOutput:
 
     def write(self, text: str) -> int:
         """Write to standard output, or from the thread of a `BackgroundSink` to standard error."""
+        # Told by the thread's name: trackers print from deep within their libraries.
         is_sink = threading.current_thread().name.startswith(THREAD)
         return (sys.stderr if is_sink else self._stdout).write(text)
 
@@ -275,6 +279,7 @@ class BackgroundSink:
         self._start, self._warn, self._close_seconds = start, warn, close_seconds
         self._rows: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(capacity)
         self._is_closing = threading.Event()
+        # A daemon: a tracker that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"{THREAD}{name}", daemon=True)
         self._thread.start()
 
@@ -353,6 +358,7 @@ def build_sinks(
     check_sinks(names)
     check_installed({name: f"records.sinks = {name}" for name in names})
 
+    # Once a process: a second run would wrap the wrapper.
     if names and not isinstance(sys.stdout, SinkOutput):
         sys.stdout = cast(TextIO, SinkOutput(sys.stdout))
 

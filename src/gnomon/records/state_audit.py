@@ -58,7 +58,9 @@ def unsaved_state(
         for name, item in inner:
             if isinstance(item, _CONSTANT) or id(item) in seen or id(item) in counted or type(item) in stateless:
                 continue
+            # The object is kept, not its id alone: an id may be given to another object once the first is gone.
             seen[id(item)] = item
+            # What cannot change itself is looked into; anything else is reported whole, and not looked into further.
             if _is_fixed(item):
                 stack.append((_inner(item), f"{place}.{name}"))
             else:
@@ -75,6 +77,7 @@ def unsaved_generators(parts: Mapping[str, Stateful]) -> list[str]:
     found: list[str] = []
     for name, part in parts.items():
         for place, generator in _generators(name, part, parts.values()):
+            # The state is taken before the draw: a part that saves its generator has another state afterwards.
             if not _drawn(generator, partial(_differs, part, part.state())):
                 found.append(f"{place} ({type(generator).__module__}.{type(generator).__qualname__})")
     return sorted(found)
@@ -91,6 +94,7 @@ def _is_fixed(item: object) -> bool:
 def _inner(item: object) -> Iterator[tuple[str, object]]:
     """Yield what an object holds, and by what name."""
     if isinstance(item, types.FunctionType):
+        # What a closure has caught is state as much as an attribute is.
         names = item.__code__.co_freevars
         cells = item.__closure__ or ()
         yield from ((n, c.cell_contents) for n, c in zip(names, cells, strict=True) if not _is_empty(c))
@@ -148,6 +152,7 @@ def _generators(name: str, part: object, parts: Iterable[object]) -> Iterator[tu
     while stack:
         place, item = stack.pop()
         for inner_name, inner in _inner(item):
+            # Tensors hold no generator, and listing their elements would take for ever.
             if isinstance(inner, (*_CONSTANT, torch.Tensor, np.ndarray)) or id(inner) in seen:
                 continue
             seen[id(inner)] = inner

@@ -45,7 +45,7 @@ class GradingHandler:
 
 
 def read_handler(settings: Any) -> GradingHandler:
-    """Return the labor of a grading that travelled as a table."""
+    """Return the handler of a grading that travelled as a table."""
     return GradingHandler(from_json(json.dumps(settings)))
 
 

@@ -147,18 +147,6 @@ def _content(text: str) -> str | None:
     return None if _MARKED.search(text) else text
 
 
-@functools.lru_cache(maxsize=1)
-def _parsed(completion: str) -> tuple[Any, ...]:
-    """Return math-verify's readings of a completion; the sample that was just judged is not read again."""
-    return _read(completion)
-
-
-@functools.lru_cache(maxsize=256)
-def _parsed_answer(text: str) -> tuple[Any, ...]:
-    """Return math-verify's readings of an answer; that of a group's question is read once."""
-    return _read(text)
-
-
 def _read(text: str) -> tuple[Any, ...]:
     """Let math-verify read, and take decimals for what they say: it compares them rounded to six places."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
@@ -182,3 +170,9 @@ def _read(text: str) -> tuple[Any, ...]:
     latex = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
     text = without_units(text)
     return tuple(map(exactly, parse(text, (latex, ExprExtractionConfig()), parsing_timeout=None)))
+
+
+# `answer` asks again for the completion that was just judged. Answers have a cache of their own, so that the samples of
+# a group, which share one, do not push it out.
+_parsed = functools.lru_cache(maxsize=1)(_read)
+_parsed_answer = functools.lru_cache(maxsize=256)(_read)

@@ -250,7 +250,7 @@ class Number:
 
     Attributes:
         value: Exact; None when it is none (a division by zero) or absurdly long, which then equals nothing.
-        unit: One name for all spellings of a unit, see `units.unit_of`; None without one.
+        unit: One name for all spellings of a unit, see `unit_of`; None without one.
     """
 
     text: str

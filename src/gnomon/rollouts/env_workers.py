@@ -94,7 +94,7 @@ class EnvWorker:
             EnvError: If the environment fails.
             EnvWorkerLost: If its worker is gone.
         """
-        request = {"do": "reset", "prompt": prompt, "columns": dict(columns), "luck": seed}
+        request = {"do": "reset", "prompt": prompt, "columns": dict(columns), "seed": seed}
         if variables is None:
             return await self._ask(request)
         return await self._ask({**request, "variables": dict(variables)}, math.inf)
@@ -380,7 +380,7 @@ def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) 
         return _Played(sample, "its process", _ENDED if hello is None else str(hello["fault"]))
     columns = {"seed": 0, **sample.columns}
     requests: Mapping[str, dict[str, Any]] = {
-        "reset": {"prompt": sample.prompt, "columns": columns, "luck": 0},
+        "reset": {"prompt": sample.prompt, "columns": columns, "seed": 0},
         "step": {"text": sample.completion},
         "close": {},
     }

@@ -157,8 +157,6 @@ def _taken(column: Any) -> list[Any]:
 def _shortest(value: Any, kind: Any) -> Any:
     """Return ``value`` with floats of 16 and 32 bits as they were written: 0.1, and not 0.10000000149011612."""
     if isinstance(value, float):
-        import numpy as np
-
         short = {"float": np.float32, "halffloat": np.float16}.get(str(kind))
         # Whole numbers up to 2**24 are the same in float32, and need no detour over text.
         if short is None or (value.is_integer() and abs(value) <= 2**24):

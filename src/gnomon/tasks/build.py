@@ -470,12 +470,13 @@ def _check_trainable(config: TaskConfig) -> None:
 def check_context(tasks: TaskSet, context_length: int | None, max_completion_length: int, note: str = "") -> None:
     """Raise DatasetError naming the tasks whose prompt and completion together may exceed the context.
 
+    Every prompt is rendered once, so that what a template refuses or leaves out is found before anything is trained.
+
     Args:
         context_length: Tokens; None (the model does not say) passes every length.
         max_completion_length: Most tokens of an answer that is generated; 0 where none is. The dataset's own answers
             have to fit too.
-        note: Why it is so short. Renders every prompt once, so that what a template refuses or leaves out is found
-            before anything is trained.
+        note: Why it is so short.
     """
     places = track(range(len(tasks)), "measuring prompts", len(tasks))
     each = [(task.id, len(task.prompt), task.longest) for task in (tasks[index] for index in places)]

@@ -43,7 +43,7 @@ from gnomon.tasks.game_envs import (
 )
 from gnomon.tasks.tools import ToolRaised, Tools, check_tools
 from gnomon.tasks.verifiers_agent import VerifiersAgent, check_taskset
-from gnomon.tasks.verifiers_env import VerifiersEnv, check_prime
+from gnomon.tasks.verifiers_env import VerifiersEnv, check_verifiers
 
 # An agent in a process of its own: a function of the user's, or a command. No torch.
 #
@@ -54,10 +54,8 @@ _MOST_BYTES = 1 << 20
 """Of what a command prints."""
 
 
-class AgentProgram:
+class AgentProgram(EnvAdapter):
     """One run of an agent."""
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._plan = plan
@@ -86,14 +84,6 @@ class AgentProgram:
                 raise TypeError(f"an agent returns a text, a reward, a Reply or None: {error}") from error
         check_text(said.text, "the agent")
         return EnvReply((("assistant", said.text),) if said.text else (), checked_rewards(said.reward), True)
-
-    async def reply(self, text: str) -> EnvReply:
-        """Never: an agent asks, and is not asked."""
-        raise NotImplementedError
-
-    async def end(self) -> float | None:
-        """Nothing is left to let go of."""
-        return None
 
 
 async def _run(command: tuple[str, ...], prompt: str, columns: Mapping[str, Any]) -> str:
@@ -153,9 +143,9 @@ LONGEST_REPLY = 80_000
 More floods, whatever it would be in tokens.
 """
 
-_PARTNERS: Mapping[str, tuple[Callable[[EnvironmentConfig], EnvAdapter], Callable[[EnvironmentConfig], None]]] = {
+_ADAPTERS: Mapping[str, tuple[Callable[[EnvironmentConfig], EnvAdapter], Callable[[EnvironmentConfig], None]]] = {
     "class": (UserEnv, check_class), "tools": (Tools, check_tools), "trl": (Tools, check_tools),
-    "verifiers": (VerifiersEnv, check_prime), "taskset": (VerifiersAgent, check_taskset),
+    "verifiers": (VerifiersEnv, check_verifiers), "taskset": (VerifiersAgent, check_taskset),
     "agent": (AgentProgram, check_agent), "gymnasium": (GymnasiumEnv, check_game),
     "textarena": (TextArenaEnv, check_game), "self-play": (TextArenaSelfPlay, check_game),
     "openenv": (OpenEnvEnv, check_server),
@@ -181,7 +171,7 @@ class EnvServer:
         Raises:
             UserError: The environment cannot be used.
         """
-        _PARTNERS[_part(self.plan)][1](self.plan)
+        _ADAPTERS[_part(self.plan)][1](self.plan)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return messages, reward and whether it is done; or a fault: how it failed, in one line."""
@@ -201,7 +191,7 @@ class EnvServer:
                 # A worker may have been asked `describe` before; each rollout has an instance of its own.
                 self._adapter = None
                 os.environ.update(request.get("variables", {}))
-                seed_all(request["luck"], "environment")
+                seed_all(request["seed"], "environment")
                 return _told(self._run(self._made().begin(request["prompt"], request["columns"])))
             case "step":
                 return _told(self._run(self._made().reply(request["text"])))
@@ -215,7 +205,7 @@ class EnvServer:
 
     def _made(self) -> EnvAdapter:
         if self._adapter is None:
-            self._adapter = _PARTNERS[_part(self.plan)][0](self.plan)
+            self._adapter = _ADAPTERS[_part(self.plan)][0](self.plan)
         return self._adapter
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -251,10 +241,10 @@ def _cause(error: BaseException) -> str:
         return type(error).__name__
 
 
-def hosting(settings: Any) -> EnvServer:
+def read_handler(settings: Any) -> EnvServer:
     """Return the handler of a plan that was sent as a table."""
     return EnvServer(build(EnvironmentConfig, settings))
 
 
 if __name__ == "__main__":
-    run_program(hosting)
+    run_program(read_handler)

@@ -274,12 +274,9 @@ def _check_names(names: tuple[str, ...]) -> None:
             raise ConfigError(f"'{name}' is named as path.py:name or module:name, for example tools.py:search")
 
 
-# What a host drives: an environment of the user's class, or tools, behind three calls. No torch.
-
-
 @dataclass(frozen=True)
 class EnvReply:
-    """What a partner says at once: messages as (role, text), a reward to add, and whether that was all.
+    """What an adapter says at once: messages as (role, text), a reward to add, and whether that was all.
 
     An agent may pay each role that it called the policy by: the reward is then one of each role.
     """
@@ -294,26 +291,27 @@ class EnvAdapter(Protocol):
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
-        """JSON schemas of the tools that the policy is told about."""
+        """JSON schemas of the tools that the policy is told about; none unless said otherwise."""
+        return ()
 
     async def begin(self, prompt: str, columns: Mapping[str, Any]) -> EnvReply:
-        """Return a first observation, before the first answer."""
+        """Return a first observation, before the first answer. An agent runs to its end here."""
 
     async def reply(self, text: str) -> EnvReply:
-        """Return what follows an answer."""
+        """Return what follows an answer. An agent, which calls the policy itself, is given none."""
+        raise NotImplementedError
 
     async def end(self) -> float | None:
-        """Let go of everything; return a reward that is known only now."""
+        """Let go of everything; return a reward that is known only now. Nothing unless said otherwise."""
+        return None
 
 
-class UserEnv:
+class UserEnv(EnvAdapter):
     """A class of the user's: `tasks/environment.py`.
 
     Raises:
         RewardError: The class is not found.
     """
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         made = find_member(plan.use, "environment", "class")

@@ -36,14 +36,12 @@ _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 _COLOR = re.compile(r"\x1b\[(?:\d+;)*?(?:(?:[349]|10)([0-7])|\d*)(?:;\d+)*m")
 
 
-class GymnasiumEnv:
+class GymnasiumEnv(EnvAdapter):
     """An episode of an environment whose actions are texts, or numbered and then chosen by name or number.
 
     Raises:
         ConfigError: The environment cannot be made, or has actions or observations that no text says.
     """
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         gymnasium = foreign_package("gymnasium")
@@ -102,7 +100,7 @@ class GymnasiumEnv:
         return seen if isinstance(seen, str) else json.dumps(_plain(seen))
 
 
-class TextArenaEnv:
+class TextArenaEnv(EnvAdapter):
     """A game for one player, or against an opponent. It pays at its end, and nothing if a budget ended it.
 
     ``settings.opponent`` names a function of the user's that plays all other seats of ``settings.players`` (2): it is
@@ -114,8 +112,6 @@ class TextArenaEnv:
     Raises:
         ConfigError: The game cannot be made.
     """
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         textarena = foreign_package("textarena")
@@ -147,10 +143,6 @@ class TextArenaEnv:
         reward = float(self.game.close()[0][self._player]) if is_over else None
         return EnvReply((("user", self.turn()[1]),), checked_reward(reward), bool(is_over))
 
-    async def end(self) -> float | None:
-        """Let go of it."""
-        return None
-
     async def _others(self) -> bool:
         """Play the other seats until it is the policy's turn, or the game is over."""
         while self.game.state.current_player_id != self._player:
@@ -178,13 +170,11 @@ class TextArenaEnv:
         return player, "\n".join(texts)
 
 
-class TextArenaSelfPlay:
+class TextArenaSelfPlay(EnvAdapter):
     """A game whose seats are all the policy's: a conversation, a role ("player_0") and a reward of its own for each.
 
     It calls the policy as an agent does (`rollouts/agent.py`), by the role whose turn it is.
     """
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._env = TextArenaEnv(plan)
@@ -219,16 +209,8 @@ class TextArenaSelfPlay:
             (), {f"player_{player}": float(paid.get(player, 0.0)) for player in range(self._env.players)}, True
         )
 
-    async def reply(self, text: str) -> EnvReply:
-        """Never: it asks, and is not asked."""
-        raise NotImplementedError
 
-    async def end(self) -> float | None:
-        """Nothing is left to let go of."""
-        return None
-
-
-class OpenEnvEnv:
+class OpenEnvEnv(EnvAdapter):
     """A session with an OpenEnv server, whose address is ``use``; ``settings`` and the row's columns go to its reset.
 
     An answer that is a JSON object of the action's fields is the action; of an action with one field to fill, the

@@ -37,7 +37,9 @@ class PythonTool:
 def python_tool(timeout_seconds: float, walls: Kind, packages: tuple[str, ...] = (), calls: int = 1) -> PythonTool:
     """Return the tool over this machine's sandbox, which has most of a reply's time.
 
-    calls: how many are expected of one rollout; its interpreter has the processor time of so many.
+    Args:
+        timeout_seconds: Seconds of wall time for one reply.
+        calls: Calls that are expected of one rollout; its interpreter has the processor time of so many.
 
     Raises:
         ConfigError: Nothing isolates on this machine as ``walls`` asks, or a package is not installed.

@@ -1,6 +1,5 @@
 """Reasoning-gym's generators as sets of questions."""
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -160,13 +159,10 @@ def _registry() -> Mapping[str, tuple[type, type]]:
 
 def _create(config: ReasoningGymTask) -> Any:
     """Return the generator, its parameters checked."""
-    names = generators()
     if config.generator == "composite":
         raise ConfigError("reasoning-gym's 'composite' is not a task here; use kind = \"mixture\" with weighted parts")
-    if config.generator not in names:
-        raise ConfigError(unknown("reasoning-gym generator", config.generator, names))
+    known = generator_settings(config.generator)
     make, settings = _registry()[config.generator]
-    known = {f.name for f in dataclasses.fields(settings)} - {"seed", "size"}
     for parameter in config.parameters:
         if parameter in ("seed", "size"):
             raise ConfigError(f"{config.generator}: '{parameter}' belongs beside parameters, not among them")
@@ -175,13 +171,9 @@ def _create(config: ReasoningGymTask) -> Any:
     try:
         made = make(settings(**config.parameters, seed=spread(config.seed), size=config.size))
     except Exception as error:
+        defaults = ", ".join(f"{name} = {value!r}" for name, value in sorted(known.items()) if value is not None)
         raise ConfigError(
             f"reasoning-gym generator '{config.generator}' refuses {config.parameters}: "
-            f"{error or type(error).__name__}; its defaults: {_defaults(settings, known)}"
+            f"{error or type(error).__name__}; its defaults: {defaults}"
         ) from error
     return _Isolated(config) if config.generator in isolated.GENERATORS else made
-
-
-def _defaults(settings: Any, known: set[str]) -> str:
-    shown = {f.name: f.default for f in dataclasses.fields(settings)}
-    return ", ".join(f"{name} = {shown[name]!r}" for name in sorted(known) if shown[name] is not dataclasses.MISSING)

@@ -17,17 +17,15 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
-from gnomon.tasks.environment import EnvironmentConfig, EnvReply, checked_reward, foreign_package
+from gnomon.tasks.environment import EnvAdapter, EnvironmentConfig, EnvReply, checked_reward, foreign_package
 from gnomon.tasks.tools import ToolRaised
 
 
-class VerifiersAgent:
+class VerifiersAgent(EnvAdapter):
     """One episode on the task whose number is the row's column ``index``.
 
     ``use`` is the taskset; ``settings`` is the package's table ``[env]``, with its ``id``, ``taskset`` and roles.
     """
-
-    schemas: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, plan: EnvironmentConfig) -> None:
         self._environment = _loaded(plan.use, json.dumps(plan.settings), plan.max_turns)
@@ -55,14 +53,6 @@ class VerifiersAgent:
         # Roles that another model plays are not trained on, and their rewards are not the policy's.
         rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
         return EnvReply((), checked_reward(sum(rewards) / len(rewards)) if rewards else None, True)
-
-    async def reply(self, text: str) -> EnvReply:
-        """Never: it asks, and is not asked."""
-        raise NotImplementedError
-
-    async def end(self) -> float | None:
-        """Nothing is left to let go of."""
-        return None
 
 
 def check_taskset(plan: EnvironmentConfig) -> None:

@@ -107,7 +107,7 @@ def _loaded(name: str, settings: str) -> Any:
     return load(name, json.loads(settings))
 
 
-def check_prime(plan: EnvironmentConfig) -> None:
+def check_verifiers(plan: EnvironmentConfig) -> None:
     """Load the environment once.
 
     Raises:

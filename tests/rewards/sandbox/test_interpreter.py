@@ -252,7 +252,7 @@ def test_the_tool_keeps_variables_over_turns_and_forgets_them_with_the_rollout()
     host.prepare()
     rollouts = []
     for _ in range(2):
-        host.answer({"do": "reset", "luck": 7, "prompt": "q", "columns": {}})
+        host.answer({"do": "reset", "seed": 7, "prompt": "q", "columns": {}})
         codes = ("print('x' in globals())", "x = 5", "print(x)", "import random; random.random()")
         rollouts.append([host.answer({"do": "step", "text": call(code)})["messages"][0][1] for code in codes])
         host.answer({"do": "close"})
@@ -271,7 +271,7 @@ def test_the_tool_has_scipy():
     host.prepare()
     replies = []
     for _ in range(2):
-        host.answer({"do": "reset", "luck": 7, "prompt": "q", "columns": {}})
+        host.answer({"do": "reset", "seed": 7, "prompt": "q", "columns": {}})
         codes = ("from scipy import stats, optimize, signal", "round(optimize.brentq(lambda x: x * x - 2, 0, 2), 4)",
                  "stats.norm.rvs(size=3).tolist()")  # fmt: skip
         replies.append([host.answer({"do": "step", "text": call(code)})["messages"][0][1] for code in codes])
