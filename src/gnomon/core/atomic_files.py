@@ -31,6 +31,7 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         OSError: ``path`` is no plain file; the message says what it is.
     """
+    # Looked at by name first: opening a named pipe waits for a writer, and opening a device may do something.
     refuse_special(path)
     # It may become another between the two looks.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -90,6 +91,7 @@ def write_durably(path: Path, content: bytes, is_synced: bool = True) -> None:
         # Nothing is there, or a link that leads to itself: it is replaced.
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
+    # In the same folder, since a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -134,6 +136,7 @@ def sync_directory(path: Path) -> None:
 
 def sync_tree(path: Path) -> None:
     """Wait until every file and every folder under ``path`` is on the disk."""
+    # Bottom up: a folder's names are synced after what they name.
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             sync_file(Path(folder) / name)
@@ -147,6 +150,8 @@ def remove_tree(path: Path, hidden_name: str) -> None:
         hidden_name: Name in the same parent that the folder gets before its files are removed.
     """
     hidden = path.with_name(hidden_name)
+    # Removing a tree takes many calls. One rename takes the name
+    # away first, so no half of it is ever found under the name.
     os.replace(path, hidden)
     sync_directory(path.parent)
     failpoint("checkpoint-retire")
@@ -159,6 +164,7 @@ def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
     A last line without its line feed was torn by a crash, and is not offered.
     """
     content = read_plain(path)
+    # rfind gives -1 where there is no line feed, and the slice is empty then.
     whole = content[: content.rfind(b"\n") + 1]
     kept = b"".join(line for line in whole.splitlines(keepends=True) if is_kept(line))
     if kept != content:

@@ -20,6 +20,7 @@ class SettingsByKey(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         """Raise for a fact of the algorithm that nobody has worked out; None for a setting that is not there."""
+        # Two meanings of absence: a setting without a value is None, and a fact of the algorithm is worked out later.
         if key.startswith("algorithm."):
             raise _UnknownYet(key)
         return None
@@ -114,6 +115,7 @@ def check_reference(where: str, given: object) -> None:
 
 def _check_all(s: SettingsByKey, checks: tuple[Callable[[SettingsByKey], None], ...]) -> None:
     for check in checks:
+        # Checked again with the algorithm's facts once its pieces are made.
         with suppress(_UnknownYet):
             check(s)
 
@@ -247,6 +249,7 @@ def _distributions(s: SettingsByKey) -> None:
     """Refuse to compare with distributions that the engine does not return, or that leave tokens out."""
     if s["steps"] == 0 or not s["algorithm.distributions"]:
         return
+    # Values that restrict nothing.
     neutral = {"top_p": 1, "top_k": 0, "min_p": 0}
     cut = {name: s[f"sampling.{name}"] != usual for name, usual in neutral.items()}
     cut["temperature"] = not s["sampling.temperature"]
@@ -265,6 +268,7 @@ def _distributions(s: SettingsByKey) -> None:
 
 
 def _engines(s: SettingsByKey) -> None:
+    # Prompts of the step that is trained and of each step ahead of it are in flight together.
     count, asked = s["engine.count"], s.prompts * (s.bound + 1)
     if count > asked:
         raise ConfigError(

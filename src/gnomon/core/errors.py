@@ -138,6 +138,7 @@ def refusal_of(error: BaseException) -> OSError | None:
     """
     if isinstance(error, MemoryError):
         return OSError(errno.ENOMEM, str(error))
+    # tempfile tries every folder and then raises this, whatever each refused for.
     if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
         return _refused_temporary(error)
     if isinstance(error, OSError) and error.errno is not None:
@@ -152,6 +153,7 @@ def refusal_of(error: BaseException) -> OSError | None:
 def _refused_temporary(error: OSError) -> OSError:
     """Return why nothing temporary can be written, which Python leaves out of the error when it looked everywhere."""
     try:
+        # One more try, in the folder that it would have taken, for the errno of its refusal.
         with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/tmp") as probe:
             probe.write(b"blat")
     except OSError as why:
@@ -175,6 +177,7 @@ def holds(bound: str, value: Any) -> bool:
         return all(holds(bound, each) for each in value)
     if value is None or isinstance(value, str | Mapping):
         return True
+    # The words that a message says are the words that are checked: a bound cannot say one thing and mean another.
     found = _BOUND.fullmatch(bound)
     assert found is not None, f"'{bound}' is no bound in words"
     if bound.endswith("finite") and not math.isfinite(value):
@@ -190,6 +193,15 @@ def holds(bound: str, value: Any) -> bool:
     if found["sign"] in ("above", ">"):
         return bool(value > float(found["edge"]) and (found["top"] is None or value < float(found["top"])))
     return bool(value >= float(found["least"] or found["edge"]))
+
+
+def dotted(where: str, name: str) -> str:
+    """Return the key of a setting below another one.
+
+    >>> dotted("learner", "device"), dotted("", "steps")
+    ('learner.device', 'steps')
+    """
+    return f"{where}.{name}" if where else name
 
 
 def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) -> None:
@@ -214,7 +226,7 @@ def check_bounds(where: str, piece: object, **bounds: str | tuple[bool, str]) ->
         value = getattr(piece, name)
         is_within, said = (holds(bound, value), bound) if isinstance(bound, str) else bound
         if not is_within:
-            broken.append(f"{where}{'.' if where else ''}{name} must be {said}, got {value!r}")
+            broken.append(f"{dotted(where, name)} must be {said}, got {value!r}")
     if broken:
         raise ConfigError("; ".join(broken))
 
@@ -237,17 +249,13 @@ def check_read(where: str, piece: object, **read: tuple[object, str]) -> None:
     """
     given = piece
     if not isinstance(given, Mapping):
+        # A field that equals its default may have been set to it; that harms nobody.
         defaults = {f.name: f.default for f in dataclasses.fields(piece)}  # type: ignore[arg-type]
         given = {name: value for name, value in vars(piece).items() if value != defaults[name] and value != {}}
     unread = [(name, needed) for name, (is_read, needed) in read.items() if name in given and not is_read]
     if unread:
-        raise ConfigError(
-            "; ".join(
-                f"{where}{'.' if where else ''}{name} = {given[name]!r} is read only with {needed}; set that, or leave "
-                f"{name} out"
-                for name, needed in unread
-            )
-        )
+        said = "{} = {!r} is read only with {}; set that, or leave {} out"
+        raise ConfigError("; ".join(said.format(dotted(where, n), given[n], needed, n) for n, needed in unread))
 
 
 C = TypeVar("C")
@@ -283,6 +291,8 @@ def bounded(where: str | None = "", **bounds: str) -> Callable[[type[C]], type[C
                 check_bounds(place, self, **bounds)
                 own(self)
             except (AttributeError, KeyError, TypeError, OverflowError):
+                # A comparison failed, most often because a field has another type than
+                # it says. The type is then named; an error of the check itself goes on.
                 _refuse_type(place, self)
                 raise
 
@@ -299,10 +309,10 @@ def _refuse_type(where: str, piece: object) -> None:
         value, kinds = getattr(piece, name), get_args(hint) or (hint,)
         if not {*kinds} <= {int, float, bool, NoneType}:
             # Tables are built on errors, and known here by name only.
-            importlib.import_module("gnomon.core.tables").checked(hint, value, f"{where}{'.' if where else ''}{name}")
+            importlib.import_module("gnomon.core.tables").checked(hint, value, dotted(where, name))
         elif not isinstance(value, (*kinds, int)) or (isinstance(value, int) and abs(value) >= 2**1023):
             said = "a whole number" if float not in kinds else "a number"
-            raise ConfigError(f"{where}{'.' if where else ''}{name} = {shortened(repr(value))}: should be {said}")
+            raise ConfigError(f"{dotted(where, name)} = {shortened(repr(value))}: should be {said}")
 
 
 def bounds_of(cls: type) -> Mapping[str, str]:
@@ -347,6 +357,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("number", "x", map(str, range(100, 200)))
     "unknown number 'x'. Known: 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111 and 88 more"
     """
+    # Sorted, so that a message is the same in every process.
     name, names = str(name), sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     # Two letters that changed places are the likeliest slip, and no worse a match than others.
@@ -386,6 +397,7 @@ def _is_slip(name: str, known: str) -> bool:
     """
     if difflib.SequenceMatcher(None, name, known).ratio() >= _LIKENESS or sorted(name) == sorted(known):
         return True
+    # What is left after the common beginning and end is where the two differ.
     first, second = name, known
     while first and second and first[0] == second[0]:
         first, second = first[1:], second[1:]

@@ -76,14 +76,17 @@ async def hear(
     if len(first) < 3 or not any(part.startswith("HTTP/1.") for part in first):
         raise WireError("this is no HTTP")
     headers = {":method": first[0]}
+    # The stream's own limit bounds each line; their number is bounded here.
     while line := (await reader.readuntil(b"\r\n")).strip():
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
         if len(headers) > _MOST_HEADERS:
             raise WireError("too many headers")
+    # Before the body: a caller without a key must not make this process hold and parse megabytes.
     if admit is not None:
         admit(first[1], headers)
     length = headers.get("content-length", "0")
+    # Length before int: converting thousands of digits takes quadratic time.
     if not length.isdecimal() or len(length) > 12 or int(length) > most_bytes:
         raise WireError(f"a body of {length[:20]} bytes; the most is {most_bytes}")
     if "transfer-encoding" in headers:
@@ -194,6 +197,7 @@ class LoopbackServer:
             await asyncio.gather(*self._meetings, return_exceptions=True)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Dicts keep the order of insertion, so the first one has waited longest.
         if len(self._strangers) >= _STRANGERS:
             next(iter(self._strangers)).transport.abort()
         self._strangers[writer] = None
@@ -227,6 +231,7 @@ class LoopbackServer:
             await _send_last(reader, writer, _reply(HTTPStatus.BAD_REQUEST, self.misread(str(error))))
             return
         answering = asyncio.ensure_future(admitted[0](heard.body))
+        # A caller sends nothing after the body, so this read ends only when it hangs up.
         hanging_up = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answering, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -258,5 +263,6 @@ class LoopbackServer:
             raise
         except Exception as error:
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, self.failed(None, error)) from error
+        # With the key a caller is no stranger: it counts in no limit and has longer for its body.
         self._strangers.pop(writer, None)
         deadline.reschedule(asyncio.get_running_loop().time() + _BODY_SECONDS)

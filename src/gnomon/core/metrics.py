@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-Scalar = float | int
-
 
 class Measure(Protocol):
     """A value that merges with others of its kind."""
@@ -122,6 +120,7 @@ class EffectiveSize:
         """The fraction; not finite when a ratio was not."""
         if self.count == 0:
             return 1.0
+        # Squares may underflow to 0 where the ratios themselves do not.
         return self.total * self.total / (self.count * self.squares) if self.squares else self.of_zeros
 
 
@@ -143,6 +142,7 @@ class Metrics:
     def __add__(self, other: "Metrics") -> "Metrics":
         merged = dict(self.measures)
         for name, measure in other.measures.items():
+            # The order of the sum matters for `Last`, which keeps the right-hand one.
             merged[name] = merged[name] + measure if name in merged else measure
         return Metrics(merged)
 

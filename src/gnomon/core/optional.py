@@ -38,6 +38,7 @@ def check_installed(needed: Mapping[str, str]) -> None:
     missing = {name: why for name, why in needed.items() if not _is_installed(name)}
     if not missing:
         return
+    # Grouped by reason, so that a reason with three packages is said once.
     of = {why: [re.split(_VERSION, n)[0] for n, reason in missing.items() if reason == why] for why in missing.values()}
     said = ", ".join(f"{' and '.join(names)} ({why})" for why, names in of.items())
     count = "1 package is" if len(missing) == 1 else f"{len(missing)} packages are"

@@ -31,6 +31,7 @@ class _NoDisplay:
         """Nobody looks."""
 
 
+# One list for the process, not a context variable: work in threads is shown as well.
 _SHOWN: list[Show] = []
 
 

@@ -91,6 +91,7 @@ def redacted(value: Any) -> Any:
     >>> redacted({"text": "a", "reward": 0.5})
     {'text': 'a', 'reward': 0.5}
     """
+    # One search over all texts, since nearly no record holds a secret; the copy is made only where one does.
     said = "\n".join(_texts(value))
     return value if without_secrets(said) == said else _replaced(value)
 
@@ -131,11 +132,13 @@ def _is_address(key: str) -> bool:
 def _secrets(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield names and secret values."""
     for name, value in given.items():
+        # Short values such as "1" or "aaaa" would be replaced all over a record.
         if len(value.strip()) < SHORTEST or len(set(value.strip())) < _FEW:
             continue
         if value.lstrip().startswith(_PRIVATE) or (is_secret_name(name) and not _is_ordinary(name, value)):
             yield name, value
         elif ":/" in value:
+            # Of an address only the password is the secret; the host must stay readable in messages.
             yield from ((name, login[2]) for login in _ADDRESS.finditer(value) if len(login[2]) >= SHORTEST)
 
 
@@ -159,6 +162,7 @@ class _Sight:
     pattern: str | None = None
 
     def taken_from(self, text: str) -> str:
+        # A substring search is much faster than the expression, and nearly always finds nothing.
         if self.needle not in text:
             return text
         if self.pattern is None:
@@ -171,6 +175,7 @@ class _Sight:
 def _sights(secrets: tuple[tuple[str, str], ...]) -> tuple[_Sight, ...]:
     """Return what to look for, the longest first: one secret may begin with another."""
     found: dict[str, tuple[int, _Sight]] = {}
+    # The longest first, here and below: a shorter secret within a longer one would cut it, and leave its rest.
     for name, value in sorted(secrets, key=lambda secret: -len(secret[1])):
         for size, sight in (*_plainly(name, value), *_encoded(name, value)):
             found.setdefault(sight.pattern or sight.needle, (size, sight))
@@ -187,6 +192,7 @@ def _plainly(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
     for said in dict.fromkeys((value, spread, *cases, *alone)):
         parts = said.split()
         once = _forms((tuple(parts if sum(map(len, parts)) >= SHORTEST else [said]),))
+        # Twice: text that was quoted by one program is often quoted again by the next, as JSON within a log line.
         for written in _forms(once):
             pattern = _GAP.join(map(re.escape, written)) if len(written) > 1 else None
             yield sum(map(len, written)) + len(parts), _Sight(name, max(written, key=len), pattern)
@@ -203,10 +209,12 @@ def _encoded(name: str, value: str) -> Iterator[tuple[int, _Sight]]:
     for percent in (quote(content, safe=""), quote(content), quote_plus(content)):
         for said in (percent, re.sub("%..", lambda code: code[0].lower(), percent)):
             yield len(said), _Sight(name, said)
+    # Base64 encodes three bytes at a time, so a secret within a longer text has three alignments.
     for before in range(3):
         # The characters at both ends also depend on what stands before and after: those are taken along unseen.
         whole = base64.b64encode(b"\0" * before + content).decode().rstrip("=")
         is_even = (before + len(content)) % 3 == 0
+        # Characters that depend on neighboring bytes are cut off: one or two at the beginning, one at the end.
         core = whole[before and before + 1 : len(whole) if is_even else -1]
         head, end = _BASE64 + "?" if before else "", "" if is_even else _BASE64 + "?"
         for said in (core, core.translate(str.maketrans("+/", "-_"))):
@@ -271,6 +279,7 @@ def tail(content: bytes, longest: int) -> str:
     >>> tail(b"first\\nlast\\n", 4)
     'last'
     """
+    # Decoded with a margin in front, and cut after the secrets are out.
     said = without_secrets(content[-longest - _MARGIN :].decode(errors="replace")).strip()
     return said[-longest:] if longest else ""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.core.errors import ConfigError, bounded, shortened
+from gnomon.core.errors import ConfigError, bounded, dotted, shortened
 from gnomon.core.redaction import check_no_secret
 
 MOST_TOKENS = 64
@@ -49,6 +49,8 @@ class GrammarConfig:
         if self.schema is not None and self.regex is not None:
             raise ConfigError("sampling.grammar has a schema and a regex, and an answer obeys one of them; remove one")
         if self.schema is not None:
+            # The dataclass is frozen, and the record must hold the schema
+            # itself and no path that another machine does not have.
             object.__setattr__(self, "schema", _schema_text(self.schema))
         if self.regex is not None and not 0 < len(self.regex) <= _LONGEST_GRAMMAR:
             raise ConfigError(
@@ -595,7 +597,8 @@ def check_values(table: Mapping[str, Any], path: str = "", is_counted: bool = Tr
     gnomon.core.errors.ConfigError: task.seed must be from 0 to 9223372036854775807 (63 bits), got 9223372036854775808
     """
     for key, value in table.items():
-        place = f"{path}.{key}" if path else str(key)
+        place = dotted(path, str(key))
+        # Below such a key numbers are values of a user's own, not counts.
         is_counted_here = is_counted and key not in _NO_COUNTS
         if isinstance(value, Mapping):
             check_values(value, place, is_counted_here)
@@ -619,6 +622,7 @@ def check_braces(key: str, template: str) -> None:
 
     >>> check_braces("task.template", r"{question} Write \boxed{x} or \{1, 2\}.")
     """
+    # Pairs are taken out from the inside; a brace that is left over has no partner.
     left = _ESCAPED.sub("", template)
     spaced = _SPACED.search(left)
     if spaced is not None:
@@ -642,7 +646,7 @@ def check_texts(value: Any, place: str = "") -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_text(str(key), place or "a key")
-            check_texts(inner, f"{place}.{key}" if place else str(key))
+            check_texts(inner, dotted(place, str(key)))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             check_texts(inner, f"{place}[{number}]")

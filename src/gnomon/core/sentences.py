@@ -44,6 +44,8 @@ def template(file: str) -> "Template":
 
 @cache
 def _templates() -> "Environment":
+    # Imported late: most commands print no such sentence. StrictUndefined
+    # makes a misspelt name an error instead of an empty word.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(loader=PackageLoader("gnomon", ""), undefined=StrictUndefined, trim_blocks=True)

@@ -53,6 +53,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ConfigError(f"pass@k needs 0 <= correct <= samples and 1 <= k <= samples, got {n=}, {c=}, {k=}")
+    # Exact integers; a product of ratios of floats would lose digits for large n.
     total = math.comb(n, k)
     return (total - math.comb(n - c, k)) / total
 
@@ -93,6 +94,7 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int | None
         raise ConfigError(f"maj@k needs 1 <= k <= samples, got k={k} of {n}")
     if k is None or k == n:
         return _majority(list(votes.values()))
+    # Samples without an answer are drawn like any other, and vote for nobody.
     blank = n - sum(map(len, votes.values()))
     counts = tuple(sorted(map(len, votes.values())))
     means = ((len(v), sum(v) / len(v)) for v in votes.values())
@@ -141,6 +143,7 @@ def _share(own: int, counts: tuple[int, ...], blank: int, k: int) -> float:
         # At most (k - votes) // votes others can tie: the degree in u of what is integrated.
         lots, weights = np.polynomial.legendre.leggauss((k - votes) // votes // 2 + 1)
         lots, weights = (lots + 1) / 2, weights / 2
+        # (quadrature points, votes of the others): row u is the polynomial in x for one lot of the winner.
         product = np.zeros((len(lots), k - votes + 1))
         product[:, : blank + 1] = _chosen(blank, k / n)[: k - votes + 1]
         for other in others:
@@ -164,6 +167,7 @@ def _chosen(count: int, p: float) -> Floats:
     """Return the chances that 0, 1, ... of ``count`` samples are chosen, each with probability 0 < p < 1."""
     i = np.arange(count + 1)
     ways, choices = [0.0], 1
+    # Exact binomials, turned into logarithms one by one: the factorials themselves leave float64 at 171.
     for j in range(count):
         choices = choices * (count - j) // (j + 1)
         ways.append(math.log(choices))
@@ -253,10 +257,7 @@ def score_interval(values: Sequence[float], confidence: float = 0.95) -> Interva
         raise ConfigError(
             f"a score interval needs values in [0, 1], got {float(listed.min())} to {float(listed.max())}"
         )
-    more = np.concatenate([listed, (0.0, 1.0)])
-    center = float(more.mean())
-    effective = center * (1 - center) / (float(more.var(ddof=1)) / len(more))
-    return wilson_interval(min(float(listed.mean()), 1.0) * effective, effective, confidence)
+    return macro_interval([values], confidence)
 
 
 def bootstrap_interval(
@@ -381,6 +382,7 @@ def student_quantile(p_value: float, df: float) -> float:
     """
     if not 0 < p_value <= 1:
         raise ConfigError(f"a p-value is above 0 and at most 1, got {p_value}")
+    # An upper end is found by doubling, and then halved until float64 has nothing in between.
     low, high = 0.0, 1.0
     while student_p(high, df) > p_value:
         low, high = high, 2 * high
@@ -400,6 +402,7 @@ def resampled_means(values: Floats, resamples: int, random: np.random.Generator)
     if resamples < 1:
         raise ConfigError(f"resamples must be at least 1, got {resamples}")
     count = len(values)
+    # (resamples of a block, prompts), averaged over prompts.
     drawn = [values[random.integers(0, count, size=(size, count))].mean(axis=1) for size in blocks(resamples, count)]
     return np.concatenate(drawn)
 
@@ -440,6 +443,7 @@ SIGNIFICANCE = 0.05
 """A p-value up to this is called beyond noise; two-sided."""
 POWER = 0.8
 """The chance of finding a difference that is there which `prompts_needed` asks for."""
+_DISTANCE = NormalDist().inv_cdf(1 - SIGNIFICANCE / 2) + NormalDist().inv_cdf(POWER)
 FEWEST = 6
 """With fewer prompts no sign-flip test reaches 5%: 2 / 2^5 > 0.05 >= 2 / 2^6."""
 MCNEMAR, SIGN_FLIP = "McNemar's exact test", "exact sign-flip test"
@@ -572,6 +576,8 @@ def paired_difference(
     is_binary = bool(np.isin(before, (0.0, 1.0)).all() and np.isin(after, (0.0, 1.0)).all())
     p_value, test = _sign_flip(gains, resamples, random, is_binary)
     interval = _constant(gains, confidence, high - low)
+    # The test decides, and the interval is made to agree with it:
+    # a reader must never see an interval without 0 called noise.
     is_noise = p_value > 1 - confidence
     if interval is None:
         interval = _not_rejected(_subset_means(gains, resamples, random), gains, confidence, high - low)
@@ -588,10 +594,10 @@ def paired_difference(
     )
 
 
-def prompts_needed(mean: float, spread: float, power: float = POWER, significance: float = SIGNIFICANCE) -> int | None:
-    """Return how many prompts detect a difference of ``mean`` with the probability ``power``.
+def prompts_needed(mean: float, spread: float) -> int | None:
+    """Return how many prompts detect a difference of ``mean`` at 5% with a probability of 80%.
 
-    n = ((z_(1 - significance / 2) + z_power) spread / mean)^2, at least 6: below that no sign-flip test reaches 5%.
+    n = ((z_0.975 + z_0.8) spread / mean)^2, at least 6: below that no sign-flip test reaches 5%.
 
     Args:
         spread: Standard deviation over prompts of a prompt's difference, at the samples a prompt that it was measured
@@ -607,8 +613,7 @@ def prompts_needed(mean: float, spread: float, power: float = POWER, significanc
     """
     if mean == 0:
         return None
-    distance = NormalDist().inv_cdf(1 - significance / 2) + NormalDist().inv_cdf(power)
-    return max(FEWEST, math.ceil((distance * spread / mean) ** 2))
+    return max(FEWEST, math.ceil((_DISTANCE * spread / mean) ** 2))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -629,6 +634,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     if any(not 0 <= p <= 1 for p in p_values):
         raise ConfigError(f"p-values are in [0, 1], got {list(p_values)}")
     corrected, largest = [0.0] * len(p_values), 0.0
+    # The running maximum keeps the order: a larger p-value never gets a smaller corrected one.
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
@@ -644,9 +650,6 @@ def in_words(p_value: float) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
 
 
-_DISTANCE = NormalDist().inv_cdf(1 - SIGNIFICANCE / 2) + NormalDist().inv_cdf(POWER)
-
-
 def _constant(gains: Floats, confidence: float, width: float) -> Interval | None:
     """Return the interval of gains that are all one number, None of others; width: of what a score can be."""
     common = float(gains[0])
@@ -660,6 +663,7 @@ def _subset_means(gains: Floats, resamples: int, random: np.random.Generator) ->
     """Return the means of random subsets, sorted; NaN, at the end, for empty ones."""
     means = []
     for size in blocks(resamples, len(gains)):
+        # (resamples of a block, prompts) of 0 and 1; the product adds up the chosen gains of each row.
         chosen = random.integers(0, 2, size=(size, len(gains)), dtype=np.int8)
         with np.errstate(invalid="ignore"):
             means.append((chosen @ gains) / chosen.sum(axis=1))
@@ -700,6 +704,7 @@ def _sign_flip(gains: Floats, resamples: int, random: np.random.Generator, is_bi
     # Sums of the same numbers in another order differ by rounding; without slack a tie would be lost.
     bar = observed - 1e-12 * max(1.0, float(np.abs(gains).sum()))
     if count < 63 and 2**count <= resamples:
+        # Row c has the bits of c as its signs: every pattern once.
         codes = np.arange(2**count, dtype=np.int64)[:, None]
         signs = 1 - 2 * ((codes >> np.arange(count)) & 1)
         return float((np.abs(signs @ gains) >= bar).mean()), SIGN_FLIP
@@ -715,6 +720,8 @@ def _steps(gains: Floats) -> NDArray[np.int64] | None:
     distinct = {float(g): Fraction(float(g)).limit_denominator(_LARGEST_DENOMINATOR) for g in np.unique(gains)}
     if any(abs(float(near) - gain) > 1e-12 for gain, near in distinct.items()):
         return None
+    # All gains as multiples of 1/unit, and then of the largest
+    # step that they share, so that the table of sums is short.
     unit = math.lcm(*(near.denominator for near in distinct.values()))
     whole = {gain: int(near * unit) for gain, near in distinct.items()}
     shared = math.gcd(*whole.values()) or 1
@@ -734,6 +741,7 @@ def _counted(steps: NDArray[np.int64]) -> float:
     total, observed = int(sizes.sum()), abs(int(steps.sum()))
     chances = np.zeros(total + 1)
     chances[0] = 1.0
+    # One coin after the other: t grows by `size` with probability one half.
     for size in sizes[sizes > 0]:
         halved = chances / 2
         chances = halved.copy()

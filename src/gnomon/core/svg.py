@@ -58,6 +58,7 @@ def scale_of(values: Sequence[float], places: tuple[float, float], is_padded: bo
     A single number gets the range from 0 to a bit more; a range that nearly begins at 0 begins there.
     """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    # One number, or several that differ by rounding alone.
     if high - low <= max(_SMALLEST, 1e-9 * max(abs(low), abs(high))):
         most = max(abs(low), abs(high)) * 1.25
         if most <= _SMALLEST:
@@ -65,6 +66,7 @@ def scale_of(values: Sequence[float], places: tuple[float, float], is_padded: bo
         return Scale(0.0, most, *places) if high > 0 else Scale(-most, 0.0, *places)
     if is_padded:
         air = (high - low) * 0.05
+        # A range that nearly reaches 0 is drawn from 0: rewards and losses are read against it.
         low, high = (0.0 if 0 <= low < 2 * air else low - air), (0.0 if -2 * air < high <= 0 else high + air)
     return Scale(low, high, *places)
 
@@ -104,6 +106,7 @@ def thinned(points: Sequence[Point], buckets: int) -> list[Point]:
     if count <= 2 * buckets:
         return list(points)
     kept: list[Point] = [points[0]]
+    # Both extremes of each stretch stay, so a single outlier among 100,000 points is still drawn.
     inner = points[1:-1]
     for n in range(buckets):
         stretch = inner[n * len(inner) // buckets : (n + 1) * len(inner) // buckets]
@@ -181,16 +184,17 @@ def chart(
     """
     colored = [replace(one, color=n if one.color is None else one.color) for n, one in enumerate(series)]
     drawn = _united([_clean(one, size[0]) for one in colored])
-    legend = _legend(drawn if len(series) > 1 else [], size[0])
-    top = _TOP + 15.0 * legend.rows + (10.0 if any(m.text for m in marks) else 0.0)
+    legend, rows = _legend(drawn if len(series) > 1 else [], size[0])
+    top = _TOP + 15.0 * rows + (10.0 if any(m.text for m in marks) else 0.0)
     heights = [v for one in drawn for values in (one.ys, one.lows, one.highs) for v in values if math.isfinite(v)]
     ys = scale_of(heights, (size[1] - _BOTTOM, top))
     widest = max((len(number(y, ys.step(4))) for y in ys.ticks(4)), default=0)
+    # Left, top, right, bottom of the plot, in the picture's coordinates; y grows downwards.
     frame = (max(_LEFT, _MARGIN + _LETTER * widest), top, size[0] - _RIGHT, size[1] - _BOTTOM)
     # Bars at the first and last step would look like the picture's frame.
     inset = 2 * _SPREAD if any(one.style == "points" for one in drawn) else 0.0
     xs = scale_of([x for one in drawn for x in one.xs], (frame[0] + inset, frame[2] - inset), is_padded=False)
-    parts = [*_grid(xs, ys, frame), *_labels(x_label, y_label, frame, size), legend.text]
+    parts = [*_grid(xs, ys, frame), *_labels(x_label, y_label, frame, size), legend]
     parts += _marks(marks, xs, frame)
     pointed = [place for place, one in enumerate(drawn) if one.style == "points"]
     for place, one in enumerate(drawn):
@@ -272,6 +276,7 @@ def _united(series: Sequence[Series]) -> list[Series]:
     """
     found: list[Series] = []
     finite = [y for one in series for y in one.ys if math.isfinite(y)]
+    # Less than a pixel of a picture 260 high.
     near = 0.004 * (max(finite) - min(finite)) if finite else 0.0
     for one in series:
         covering = next((n for n, other in enumerate(found) if _covers(one, other, near)), None)
@@ -323,13 +328,8 @@ def _labels(x_label: str, y_label: str, frame: tuple[float, ...], size: tuple[in
         yield f'<g transform="translate(11 {middle}) rotate(-90)">{said}</g>'
 
 
-@dataclass(frozen=True)
-class _Legend:
-    text: str
-    rows: int
-
-
-def _legend(series: Sequence[Series], width: int) -> _Legend:
+def _legend(series: Sequence[Series], width: int) -> tuple[str, int]:
+    """Return the legend, and how many rows it takes."""
     parts, x, row = [], _LEFT, 0
     for one in {(s.name, s.color, s.style): s for s in series}.values():
         shown = _cut(one.name, 50 if " = " in one.name else 34)
@@ -344,10 +344,11 @@ def _legend(series: Sequence[Series], width: int) -> _Legend:
             parts.append(f"<path {line} {_color('stroke', one.color or 0)}/>")
         parts.append(_text(x + 19, y, shown, "start"))
         x += wide
-    return _Legend("".join(parts), row + 1 if series else 0)
+    return "".join(parts), row + 1 if series else 0
 
 
 def _marks(marks: Sequence[Mark], xs: Scale, frame: tuple[float, ...]) -> Iterator[str]:
+    # The x up to which the line of labels is taken: a label that would cover another one is left out, its line stays.
     free = frame[0]
     for mark in sorted((m for m in marks if xs.low <= m.x <= xs.high), key=lambda m: m.x):
         x = xs.place(mark.x)

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.errors import ConfigError, dotted, unknown
 
 _MOST_DOTS = 1000
 # What is quoted, to its end or that of the line or text, and comments: nothing in them is a dot of a key.
@@ -35,10 +35,13 @@ def parse_toml(text: str) -> dict[str, Any]:
     {'a': {'b': 1}}
     """
     text = text.removeprefix("\ufeff")  # some editors begin a file with a mark that says it is UTF-8
+    # Texts and comments are taken out first: their dots are no keys.
     bare = _QUOTED.sub(lambda match: "" if match[0][0] == "#" else '""', text)
     if any(found[0].count(".") > _MOST_DOTS for found in _DOTTED.finditer(bare)):
         raise ValueError(f"a key has more than {_MOST_DOTS} names, joined by dots")
     table = tomllib.loads(text)
+    # Python refuses to print integers of more than 4,300 digits:
+    # better here, with the file's name, than when a record is written.
     repr(table)
     return table
 
@@ -83,7 +86,7 @@ def build(cls: type[T], table: Mapping[str, Any], path: str = "") -> T:
     missing = [name for name, f in known.items() if name not in table and _is_required(f)]
     if missing:
         raise ConfigError(_at(path, f"missing {', '.join(missing)}"))
-    values = {key: checked(hints[key], value, _join(path, key)) for key, value in table.items()}
+    values = {key: checked(hints[key], value, dotted(path, key)) for key, value in table.items()}
     try:
         return cls(**values)
     except (ConfigError, ValueError, TypeError) as error:
@@ -139,7 +142,7 @@ def flat(table: Any, path: str = "") -> dict[str, Any]:
     {'a.b': 1, 'c.0.d': 2}
     """
     if isinstance(table, Mapping):
-        inner = [(f"{path}.{key}" if path else str(key), value) for key, value in table.items()]
+        inner = [(dotted(path, str(key)), value) for key, value in table.items()]
     elif isinstance(table, list | tuple) and any(isinstance(value, Mapping | list) for value in table):
         inner = [(f"{path}.{place}", value) for place, value in enumerate(table)]
     else:
@@ -239,9 +242,12 @@ def checked(hint: Any, value: Any, path: str) -> Any:
         return build(_choose(classes, value, path), value, path)
     if classes and isinstance(value, tuple(classes)):
         return value
+    # Of the members that are lists, the first whose length fits takes the
+    # value; elements are checked one by one, so that the message has the index.
     for member in allowed:
         arguments = typing.get_args(member)
         is_list = arguments[1:] == (Ellipsis,) and not any(map(dataclasses.is_dataclass, members(arguments[0])))
+        # A text stays a text where a text is allowed too.
         is_other = type(value) not in allowed and not any(value in typing.get_args(each) for each in allowed)
         if is_list and type(value) in (str, int, float) and is_other and value != "":
             value = [value]  # one text or number is a list of one
@@ -320,10 +326,6 @@ def _plain(value: Any) -> Any:
 
 def _is_required(f: "dataclasses.Field[Any]") -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 def _at(path: str, message: str) -> str:

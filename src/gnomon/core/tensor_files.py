@@ -86,8 +86,10 @@ class StoredTensor:
                 number: Tensor = file.get_tensor(self.name)
                 return number
         begin, end, _ = (slice(None) if isinstance(rows, EllipsisType) else rows).indices(self.size[0])
+        # An empty piece first, so that no rows at all are a tensor of the right shape.
         found = [torch.empty(0, *self.size[1:], dtype=self.dtype)]
         for path, first, count in self.files:
+            # The rows that are asked for, counted from this file's first.
             low, high = max(begin - first, 0), min(end - first, count)
             if low < high:
                 with safe_open(path, framework="pt") as file:
@@ -113,6 +115,7 @@ def stored(place: Path) -> dict[str, StoredTensor]:
                 view = file.get_slice(name)
                 shape, kind = tuple(view.get_shape()), _KINDS[view.get_dtype()]
                 offsets = told[name][_OFFSETS] if told else [0] * len(shape)
+                # Shares split the first axis alone: other axes begin at 0.
                 if len(offsets) != len(shape) or any(offsets[1:]):
                     raise CheckpointError(f"{path} has of {name} what begins at {offsets}, and shares are whole rows")
                 pieces.setdefault(name, []).append((offsets[0] if shape else 0, shape, kind, str(path)))
@@ -123,6 +126,7 @@ def _whole(name: str, pieces: list[tuple[int, tuple[int, ...], str, str]]) -> St
     _, shape, kind, _ = pieces[0]
     files, rows = [], 0
     for first, own, other, path in pieces:
+        # Each share must begin where the one before ended: no gap and no overlap.
         if (first, own[1:], other) != (rows, shape[1:], kind) or (not shape and len(pieces) > 1):
             raise CheckpointError(
                 f"the shares of {name} do not fit together: {path} has {other} of shape {list(own)} from row {first} "
@@ -222,6 +226,7 @@ class _Output:
         """Write ``content``, one byte an item, behind what was added before."""
         while len(content) > 0:
             count = min(len(content), _BLOCK_BYTES - self._filled)
+            # The one copy of each byte.
             self._block[self._filled : self._filled + count] = content[:count]
             self._filled += count
             content = content[count:]
@@ -230,6 +235,7 @@ class _Output:
 
     def end(self) -> str:
         """Write what is left, and return the hash of everything."""
+        # O_DIRECT takes whole pages only, and the last block is none.
         self._through_cache()
         self._flush()
         return str(self._hash.hexdigest())
@@ -242,6 +248,7 @@ class _Output:
                 try:
                     written += os.write(self._file, block[written:])
                 except OSError as error:
+                    # EINVAL of a direct write means that the file system does not take it so; any other error is real.
                     if not self._is_direct or error.errno != errno.EINVAL:
                         raise
                     self._through_cache()
@@ -286,6 +293,7 @@ def _header(path: Path, tensors: Mapping[str, Tensor | Loan], metadata: Mapping[
         told = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors.items()}
         entries["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(told)}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    # The data begins at a multiple of 8, so that tensors can be mapped into memory where they lie.
     text += b" " * (-len(text) % _HEADER_MULTIPLE)
     return len(text).to_bytes(8, "little") + text
 

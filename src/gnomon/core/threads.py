@@ -58,6 +58,7 @@ def give_way() -> None:
 
 async def run_in_thread(work: Callable[[], T], thread: Executor | None = None) -> T:
     """Return what ``work`` returns in another thread, one of ``thread`` or of the loop's own; no team is left."""
+    # The caller's team too: this thread goes on waiting while the other one computes.
     release_omp_team()
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(thread, context.run, without_omp_team(work))
@@ -71,6 +72,8 @@ def libgomp() -> ctypes.CDLL | None:
     except OSError:
         return None
     loaded = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    # Two copies, torch's own and the system's: it is not known
+    # which one computes, and pausing the wrong one helps nothing.
     if len(loaded) != 1:
         return None
     library = ctypes.CDLL(loaded.pop())

@@ -353,6 +353,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         bound: dict[str, int] = {}
+        # The first field binds an axis, all others must agree: one pass over all fields finds any two that do not fit.
         for name, axes in _AXES.items():
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
@@ -388,6 +389,7 @@ class Batch:
     def rows(self, index: Tensor | Sequence[int]) -> "Batch":
         """Return the batch of the rows at ``index``, in that order, every field cut alike."""
         where = torch.as_tensor(index, dtype=torch.long)
+        # From the table of axes and not by hand: a field that is forgotten here would keep its old rows, silently.
         cut: dict[str, Any] = {n: getattr(self, n)[where] for n in _AXES if getattr(self, n) is not None}
         own = {name: tensor[where] for name, tensor in self.own_weights.items()}
         cut |= {n: tuple(getattr(self, n)[row] for row in where.tolist()) for n in _ROW_TEXTS if getattr(self, n)}
@@ -498,6 +500,7 @@ class Loan:
     def recall(self) -> None:
         """Put a copy in the tensor's place, unless everything was read."""
         with self._lock:
+            # The copy holds the numbers that were lent; the owner changes the original afterwards.
             self._tensor = self._tensor if self._tensor is None or self._is_copy else self._tensor.clone()
 
     def end(self) -> None:

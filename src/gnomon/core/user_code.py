@@ -80,9 +80,11 @@ def one_process() -> Iterator[None]:
     Raises:
         SystemExit: os._exit was called in this process; its text names file and line.
     """
+    # Whatever `os._exit` is now, which may be the refusal of a block around this one.
     pid, end = os.getpid(), os._exit
 
     def refuse(status: int) -> NoReturn:
+        # A child may end itself.
         if os.getpid() != pid:
             end(status)
         caller = sys._getframe(1)
@@ -119,6 +121,7 @@ def running_user_code(what: str, seconds: float = 120.0, may_fork: bool = True) 
     def late(_: int, __: FrameType | None) -> NoReturn:
         raise Misbehaved(f"{what} took more than {seconds:g} s; an import or a piece must not start work, or wait")
 
+    # Only the main thread may set handlers; in others the time is not bounded.
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGALRM, late) if is_main else None
     try:
@@ -158,6 +161,7 @@ def sharing_nothing(what: str, may_fork: bool = False) -> Iterator[None]:
     finally:
         os.fork = fork
         changed = {name: now for name, (get, _) in shared.items() if (now := get()) != before[name]}
+        # Undone before the error is raised: the run may go on without this piece.
         for name in changed:
             shared[name][1](before[name])
     for name, now in changed.items():

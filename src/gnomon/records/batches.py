@@ -173,7 +173,6 @@ def read_batch(path: Path) -> RecordedBatch:
     Raises:
         DatasetError: The content is wrong; the message lists sequence, field and position of each mistake.
     """
-    # An integer of JSON may have thousands of digits: isfinite raises for what no float holds.
     try:
         content = json.loads(read_plain_text(path))
     except OSError as error:
@@ -456,6 +455,7 @@ def _is_name(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
+    # An integer of JSON may have thousands of digits: isfinite raises for what no float holds.
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -27,6 +27,7 @@ _ENVIRONMENT = (
     "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH",
     "PYTHONUSERBASE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
 )  # fmt: skip
+# Workers grade beside each other: a thread for each core in each of them would make them wait for one another.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ANSWER_SECONDS = 30.0
 
@@ -145,6 +146,7 @@ class ForkServer:
 
     def end(self, pid: int) -> ExitReason:
         """Kill a worker with all that it started and return how it ended."""
+        # A number of a former fork server may belong to another process by now, and is never killed.
         if pid not in self._forked:
             return _WITH_FORK_SERVER  # one that was started since then knows nothing of it
         self._forked.discard(pid)
@@ -156,6 +158,7 @@ class ForkServer:
         status = answer["status"]
         if answer["was_stopped"]:
             return ExitReason("was stopped by a signal", is_foreign=True)
+        # It lived when it was killed: the connection broke, or the answer was none.
         if not answer["was_dead"]:
             return ExitReason("closed its connection, or sent what is no answer")
         return ExitReason(exit_reason(status), status is not None and -status in _FOREIGN)
@@ -175,6 +178,7 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 _kill_group(self._program.pid)
                 self._program.wait()
+            # A fork server that did not end by itself did not end its workers either.
             if self._program.returncode != 0:
                 for pid in self._forked:
                     _kill_group(pid)
@@ -185,9 +189,11 @@ class ForkServer:
 
     def _open(self, warm: bool) -> int:
         """Start the program and return how many threads it has after its imports."""
+        # The socket is the lifeline: it closes with this process, however that ends, and the fork server ends then.
         ours, theirs = socket.socketpair()
         self._control, self._channel, self._owed = ours, Channel(ours), 0
         self.starts += 1
+        # A file and no pipe: a pipe that nobody reads would stop the program once it is full.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed in `close`
         with theirs, stop_signals_blocked():
             self._program = subprocess.Popen(
@@ -202,6 +208,8 @@ class ForkServer:
         memory = self._limits.memory_gib
         setup = {
             "settings": to_table(self._work.settings),
+            # User code is found where this process finds it; "" is the
+            # working directory, which -P leaves out on purpose.
             "search": [p for p in sys.path if p],
             "memory_bytes": None if memory is None else int(memory * 2**30),
             "warm": warm,
@@ -226,6 +234,7 @@ class ForkServer:
                 "an import must not start work, or give it more time with start_seconds"
             )
         wrong = f"the process {exit_reason(ended)} while it imported {self._work.what} ({self._work.names})"
+        # Killed from outside: the reward's import is not to blame, and is tried again.
         if ended is not None and -ended in _FOREIGN:
             return _KilledAtStart(wrong)
         if said or ended is None:
@@ -267,6 +276,7 @@ class ForkServer:
         self._channel.send(dict(message), file)
         self._owed += 1
         answer: dict[str, Any] | None = None
+        # An answer that came after its deadline is still in the socket, before the one that is waited for now.
         while self._owed:
             answer, _ = self._channel.receive()
             if answer is None:

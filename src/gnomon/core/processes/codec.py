@@ -40,6 +40,7 @@ def _marked(value: Any) -> Any:
     if isinstance(value, list):
         return [_marked(v) for v in value]
     if isinstance(value, dict):
+        # A dict that happens to have the key of a mark is written as pairs, or it would come back as a tuple.
         plain = all(isinstance(k, str) for k in value) and not ({_TUPLE, _PAIRS} & value.keys())
         if plain:
             return {k: _marked(v) for k, v in value.items()}

@@ -17,6 +17,7 @@ def exception_text(error: BaseException) -> str:
     message = " ".join(without_secrets(str(error)).split())
     said = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
+    # The text of a SyntaxError names file and line; the last frame would be the importer's.
     if isinstance(error, SyntaxError) and error.filename:
         return shorten(said)
     if not frames:

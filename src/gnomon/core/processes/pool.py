@@ -32,6 +32,7 @@ class Worker:
     pid: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    # User code in the worker could write to the socket: an answer counts only with a number that it cannot guess.
     secret: str = field(default_factory=lambda: secrets.token_hex(8))
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -62,6 +63,8 @@ class Worker:
         answer = asyncio.ensure_future(self._next())
         loop, left, stood = asyncio.get_running_loop(), deadline_seconds, 0.0
         try:
+            # Waited for in ticks. A tick that lasts much longer than asked means that this
+            # process stood still, and the worker most likely too: that time is not counted.
             while left > 0 and not answer.done():
                 began, waited = loop.time(), min(left, _TICK_SECONDS)
                 await asyncio.wait({answer}, timeout=waited)
@@ -76,6 +79,7 @@ class Worker:
         said = answer.result()
         if said.get("id") != number:
             raise ValueError("an answer to another question")
+        # By the worker's own clock: a busy loop here may read an answer late that came in time.
         return said if said["seconds"] - stood <= deadline_seconds else None
 
     async def _next(self) -> dict[str, Any]:
@@ -137,6 +141,7 @@ class WorkerPool:
         """Close all connections, end the fork server, and wait until all processes are gone."""
         for worker in tuple(self.workers):
             await self.dismiss(worker)
+        # A cancelled close must still end the processes.
         await asyncio.shield(self._call(self.fork_server.close))
         self._thread.shutdown()
 

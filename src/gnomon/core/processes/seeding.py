@@ -19,6 +19,7 @@ def seed_all(seed: int, purpose: str) -> None:
     >>> seed_all(3, "reward"); first == random.random()
     True
     """
+    # Derived, so that the three libraries do not draw from one another's seeds.
     source = random.Random(f"{purpose} {seed}")
     own, numpys, torchs = source.getrandbits(128), source.getrandbits(32), source.getrandbits(63)
     random.seed(own)

@@ -60,6 +60,7 @@ class Channel:
         """Send a message, and an open file beside it."""
         line = codec.encode(message)
         if file is not None:
+            # The descriptor travels with the first bytes; what was not sent follows without it.
             line = line[socket.send_fds(self._connection, [line], [file]) :]
         self._connection.sendall(line)
 
@@ -68,6 +69,7 @@ class Channel:
         files: list[int] = []
         while b"\n" not in self._read:
             some, new, _, _ = socket.recv_fds(self._connection, 1 << 16, 4)
+            # A worker that execs a program must not hand the descriptors on.
             for file in new:
                 os.set_inheritable(file, False)
             files += new
@@ -108,6 +110,7 @@ class ForkServerProcess:
             if order["do"] == "fork":
                 control.send({"pid": self._fork(control, files[0])})
             else:
+                # Asked before the kill: whether it died by itself decides whose fault it was.
                 was_dead = order["pid"] in self._workers and _is_dead(order["pid"])
                 was_stopped = not was_dead and is_stopped(order["pid"])
                 control.send({"status": self._end(order["pid"]), "was_dead": was_dead, "was_stopped": was_stopped})
@@ -119,6 +122,7 @@ class ForkServerProcess:
     def _fork(self, control: Channel, file: int) -> int:
         fork_server = os.getpid()
         pid = os.fork()
+        # No return from here: an exception in a child must not climb into the fork server's loop.
         if pid == 0:
             try:
                 control.close()
@@ -146,6 +150,7 @@ class ForkServerProcess:
         """Kill what ended workers left in sessions of its own: orphans become children of the fork server."""
         until = time.monotonic() + REAP_SECONDS
         spared = self._workers | self._existing
+        # In a loop, since the death of an orphan may hand its own children to the fork server.
         while (orphans := {p for p in _children() - spared if not _is_monitor(p)}) and time.monotonic() < until:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -155,8 +160,10 @@ class ForkServerProcess:
 
 def work(channel: Channel, handler: Handler, fork_server: int, warm: bool) -> NoReturn:
     """Answer requests until the run closes the socket. Runs in a forked child and never returns."""
+    # A session of its own: its whole group can be killed, and signals of the terminal do not reach it.
     os.setsid()
     die_with_parent(signal.SIGKILL)
+    # The parent may have died between the fork and the death signal.
     if os.getppid() != fork_server:
         os._exit(0)
     # A child that a reward forks must not answer in the worker's place, nor hold its socket open.
@@ -190,6 +197,7 @@ def _limit_memory(more_bytes: int | None) -> None:
         return
     import resource
 
+    # What the imports took differs by gigabytes between libraries, so the limit is on what comes after.
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = taken + more_bytes
@@ -220,6 +228,7 @@ def _is_dead(pid: int) -> bool:
     exiting.
     """
     try:
+        # The program's name, in brackets, may hold blanks and brackets; fields are counted from the last bracket on.
         flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
         return bool(flags & _EXITING)
     except OSError:
@@ -288,12 +297,15 @@ def main(read: Callable[[Any], Handler]) -> None:
     setup, _ = control.receive()
     if setup is None:
         return
+    # Behind this interpreter's own: user folders must not replace modules of the standard library.
     sys.path.extend(folder for folder in setup["search"] if folder not in sys.path)
     handler = read(setup["settings"])
     fault = _prepare(handler) if setup["warm"] else None
     control.send({"ready": fault is None, "fault": fault, "threads": _threads()})
     if fault is not None:
         return
+    # From here on the closed socket says that the run is gone, and
+    # workers are ended in order; a kill would leave what they started.
     die_with_parent(0)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno() if sys.stderr else 2)

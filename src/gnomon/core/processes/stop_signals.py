@@ -22,6 +22,7 @@ def stop_signals_blocked() -> Iterator[None]:
 
     A program that never unblocks them is never ended by them.
     """
+    # A program inherits the mask: a signal that comes while it starts waits until it has handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -41,6 +42,7 @@ def restore_in_forks() -> None:
 
     A signal that comes before the new process has them waits until it has.
     """
+    # Held across the fork: in the child the handler that ignores would lose a signal that came a moment too early.
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_restore)
 
 
