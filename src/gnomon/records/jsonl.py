@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from gnomon.core.atomic_files import keep_lines, open_plain, refuse_special
 from gnomon.core.errors import RunDirectoryError
@@ -185,6 +185,24 @@ def budget_of(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
     )
     pairs = ((plan.get("tokens"), max(tokens, default=0.0)), (plan.get("seconds"), sum(seconds)))
     return [(float(most), float(spent)) for most, spent in pairs if is_number(most) and most > 0]
+
+
+def made_its_last(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether rows of metrics reach an experiment's last step, or spend its budget, which may end it before."""
+    asked, done = table.get("steps"), rows[-1]["step"] if rows else 0
+    return is_step(asked) and (done >= asked or any(spent >= most for most, spent in budget_of(table, rows)))
+
+
+def ended(
+    table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], checkpoints: Sequence[int]
+) -> Literal["finished", "stopped"]:
+    """Return whether a run that no process works on has reached its end.
+
+    Where it has checkpoints, the last of them must be of the last step: `gnomon resume` makes what came after it again.
+    """
+    is_saved = not checkpoints or not rows or checkpoints[-1] >= rows[-1]["step"]
+    is_done = bool(rows or checkpoints) and made_its_last(table, rows)
+    return "finished" if is_done and is_saved else "stopped"
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gnomon.core.atomic_files import numbered
 from gnomon.core.errors import DatasetError, RunDirectoryError
 from gnomon.records.directory import RunDirectory, lock_owner
-from gnomon.records.jsonl import budget_of, is_number, step_rows
+from gnomon.records.jsonl import ended, is_number, made_its_last, step_rows
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
 from gnomon.records.run_card import read_card
 
@@ -97,17 +97,17 @@ class RunRecord:
         return asked if type(asked) is int else 0
 
     def state(self) -> State:
-        """Return whether a process works on it now, else whether it reached its last step or spent its budget."""
-        if lock_owner(self.path) is not None:
-            return "live"
-        return "finished" if self.made_its_last() else "stopped"
+        """Return whether a process works on it now, else how it `ended`."""
+        return "live" if lock_owner(self.path) is not None else self.ended()
+
+    def ended(self) -> Literal["finished", "stopped"]:
+        """Return whether it reached its end, as if no process worked on it."""
+        return ended(self.experiment(), self.metrics(), self.checkpoint_steps())
 
     def made_its_last(self) -> bool:
         """Return whether the metrics say that it made its last step, or spent its budget."""
-        done = self.metrics()
-        # A budget may end a run before its last step.
-        is_spent = any(spent >= most for most, spent in budget_of(self.experiment(), done))
-        return bool(done) and (is_spent or done[-1]["step"] >= self.steps())
+        rows = self.metrics()
+        return bool(rows) and made_its_last(self.experiment(), rows)
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

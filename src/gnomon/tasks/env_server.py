@@ -138,7 +138,7 @@ def check_agent(plan: EnvironmentConfig) -> None:
 
 
 LONGEST_REPLY = 80_000
-"""Characters of a reply that cross to the run, at twelve bytes each within what `worker_pool.LONGEST_ANSWER` allows.
+"""Characters of a reply that cross to the run, at twelve bytes each within what `processes.pool.LONGEST_ANSWER` allows.
 
 More floods, whatever it would be in tokens.
 """

@@ -15,6 +15,7 @@ from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.insight.report.compare import reward_digests
 from gnomon.insight.report.write import LARGEST, leave_page, run_page, write_report
+from gnomon.insight.watch.watcher import Watcher
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
@@ -461,3 +462,29 @@ def test_the_page_of_a_run_that_just_ended_does_not_call_it_live(tmp_path: Path)
 
     assert "still running" not in said
     assert "still running" in live
+
+
+@pytest.mark.parametrize(
+    ("settings", "checkpoint", "state"),
+    [
+        (["steps=6"], 6, "finished"),
+        (["steps=6"], 4, "stopped"),
+        (["steps=9"], 6, "stopped"),
+        (["steps=9", "budget.tokens=600"], 6, "finished"),
+    ],
+)
+def test_every_view_calls_the_same_runs_stopped(tmp_path: Path, settings: list[str], checkpoint: int, state: str):
+    """All steps made but not saved, too few steps, and a budget that ended it early: report and live view agree."""
+    made = make_run(tmp_path / "run")
+    (made / "checkpoints" / f"step-{checkpoint}").mkdir(parents=True)
+    (made / "experiment.toml").write_text(to_toml(load("tiny", [*settings, "algorithm=p3o"]).experiment))
+    rows = [
+        json.loads(line) | {"tokens/generated_total": 600} for line in (made / "metrics.jsonl").read_text().splitlines()
+    ]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with RunDirectory.reopen(made):
+        said = Page(run_page(RunRecord(made), is_over=True)).said
+
+    assert (RunRecord(made).state(), Watcher(made).look().state) == (state, state)
+    assert (", stopped" in said) is (state == "stopped")

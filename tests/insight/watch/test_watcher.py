@@ -162,7 +162,7 @@ def test_findings_are_shown_in_their_newest_words(run: Path):
 
 
 def test_damaged_lines_are_counted_as_everywhere(run: Path):
-    """As `records.damage` counts them, also of files that come later, and anew when a run is cut back."""
+    """As `records.corruption` counts them, also of files that come later, and anew when a run is cut back."""
     watcher = Watcher(run)
     assert watcher.look().damaged == {}
     with open(run / "metrics.jsonl", "a") as file:

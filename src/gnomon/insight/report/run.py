@@ -47,7 +47,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     Args:
         is_over: It has just ended, though its process still holds it.
     """
-    rows, experiment, state = record.metrics(), record.experiment(), record.state()
+    rows, experiment = record.metrics(), record.experiment()
     done = rows[-1]["step"] if rows else 0
     evaluations = read_evaluations(record.files.evaluations)
     checkpoints = record.checkpoint_steps()
@@ -64,7 +64,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     ]  # fmt: skip
     return {
         "name": real_path(record.path).name,
-        "state": ("finished" if done >= record.steps() else "stopped") if state == "live" and is_over else state,
+        "state": record.ended() if is_over else record.state(),
         "done": done,
         "steps": record.steps(),
         "model": Path(str(experiment.get("model", "a model"))).name,

@@ -16,7 +16,7 @@ from gnomon.diagnosis.current_findings import read_current_findings
 from gnomon.diagnosis.finding import newest
 from gnomon.records.corruption import ROLLOUTS, chosen_rollouts, damaged_rollouts
 from gnomon.records.directory import LockOwner, RunDirectory, lock_owner
-from gnomon.records.jsonl import budget_of, is_number, is_step, parsed
+from gnomon.records.jsonl import budget_of, ended, is_number, is_step, parsed
 from gnomon.records.run_card import end_of
 
 # Files of a run that grows, read so that a look costs what was added since the one before.
@@ -33,7 +33,7 @@ class Growing(Generic[T]):
 
     A file that was replaced, cut or changed before its end (a run that resumes cuts it back to its checkpoint) is read
     again from its beginning; one that is gone has no rows. A last line without line feed is not whole yet, and damaged
-    lines are passed over and counted, as `records.damage` counts them.
+    lines are passed over and counted, as `records.corruption` counts them.
 
     Attributes:
         keep: What becomes of a row; None passes it over, so that memory holds what is shown alone.
@@ -356,18 +356,6 @@ class RunSnapshot:
         return silent if silent > max(_SILENT_SECONDS, _SILENT_STEPS * pace) else 0.0
 
 
-def ended(rows: Sequence[Row], table: Mapping[str, Any], checkpoints: Sequence[int]) -> State:
-    """Return whether a run that nobody works on has reached its end.
-
-    Where its checkpoints are there, the last of them must be of the last step: what comes after it is lost.
-    """
-    step, asked = int(rows[-1]["step"]) if rows else 0, table.get("steps")
-    is_spent = any(spent >= most for most, spent in budget_of(table, rows))
-    is_done = is_step(asked) and (step >= asked or (is_spent and bool(rows)))
-    is_saved = not checkpoints or checkpoints[-1] >= step
-    return "finished" if is_done and is_saved and (rows or checkpoints) else "stopped"
-
-
 _PREFIXES = ("rollout/", "reward/", "loss/", "learner/", "time/", "stream/", "engines/", "critic/", "tokens/", "waste/")
 _NAMES = ("seconds", "memory/peak_bytes", "mismatch/logprob_abs_mean_nats")
 
@@ -408,7 +396,7 @@ class Watcher:
         return RunSnapshot(
             path=self.path,
             now=now,
-            state="live" if owner else ended(rows, table, checkpoints),
+            state="live" if owner else ended(table, rows, checkpoints),
             was_there=True,
             owner=owner,
             table=table,
