@@ -55,9 +55,9 @@ def compared(path: Path) -> None:
     """Read an experiment that is compared."""
     design = Design.of(path, [], ["grpo", "spo"], 2, LIMIT)
     design.terms()
-    for entrant in design.entrants:
+    for contestant in design.contestants:
         for seed in design.seed_numbers():
-            design.job(entrant, seed, path.parent).experiment()
+            design.job(contestant, seed, path.parent).experiment()
 
 
 def entered(path: Path) -> None:

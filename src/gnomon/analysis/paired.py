@@ -28,8 +28,7 @@ def compare(first: Sequence[EvalRecord], second: Sequence[EvalRecord], measure: 
         first: One record per prompt.
         second: One record per prompt.
         measure: "avg" (accuracy), "pass@K", "maj@K", "tokens" or "truncated", see `EvalRecord.measure`. A mean length
-            is
-            between 0 and the longest response of both sides.
+            is between 0 and the longest response of both sides.
 
     Raises:
         ConfigError: If no prompt can be paired, one id stands for two prompts, a side answers a prompt twice, or the

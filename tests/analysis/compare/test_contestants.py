@@ -21,7 +21,7 @@ def design(*overrides: str, algorithms: str = "grpo,spo", seeds: int = 2, limit:
 def test_runs_differ_in_algorithm_and_seed_alone(tmp_path: Path):
     """Four runs, each with its folder; the same budget, marks, task and model for all."""
     found = design("evaluation.samples=4")
-    jobs = [found.job(entrant, seed, tmp_path) for entrant in found.entrants for seed in found.seed_numbers()]
+    jobs = [found.job(contestant, seed, tmp_path) for contestant in found.contestants for seed in found.seed_numbers()]
     experiments = [job.experiment() for job in jobs]
 
     assert [job.name for job in jobs] == ["grpo, seed 0", "grpo, seed 1", "spo, seed 0", "spo, seed 1"]
@@ -74,9 +74,9 @@ def test_a_file_stands_for_its_algorithm(tmp_path: Path):
     path.write_text(to_toml(load(RANDOM, ["algorithm.surrogate.trust.high=0.28"]).experiment))
     found = design(algorithms=f"grpo,{path}")
 
-    assert [entrant.name for entrant in found.entrants] == ["grpo", "careful"]
-    assert "high=0.28" in repr(found.experiment(found.entrants[1]).algorithm)
-    assert isinstance(found.experiment(found.entrants[1]).algorithm.sampler, Uniform)
+    assert [contestant.name for contestant in found.contestants] == ["grpo", "careful"]
+    assert "high=0.28" in repr(found.experiment(found.contestants[1]).algorithm)
+    assert isinstance(found.experiment(found.contestants[1]).algorithm.sampler, Uniform)
 
 
 def test_a_file_that_differs_in_more_is_refused(tmp_path: Path):
@@ -138,4 +138,4 @@ def test_a_falling_learning_rate_goes_with_steps():
     """A number of steps is what a schedule needs."""
     found = design("learner.optimizer.schedule=cosine", limit=RunLimit(10, "steps"))
 
-    assert found.experiment(found.entrants[0]).steps == 10
+    assert found.experiment(found.contestants[0]).steps == 10

@@ -46,9 +46,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, design: Design) -> Path:
     """Train a comparison's runs in this process, where a command looks for them, and return their folder."""
     write_json(folder / "study.json", {"format": FORMAT, "terms": design.terms()})
-    for entrant in design.entrants:
+    for contestant in design.contestants:
         for seed in design.seed_numbers():
-            job = design.job(entrant, seed, folder)
+            job = design.job(contestant, seed, folder)
             train_experiment(Loaded(job.experiment(), ()), job.folder)
     return folder
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.analysis.planner.deployment import Deployment, Lengths, PlannedJob
-from gnomon.analysis.planner.layout import Layout, UpdatePace, answering, pace_of, stages
+from gnomon.analysis.planner.layout import DecodingPace, Layout, answering, pace_of, stages
 from gnomon.analysis.planner.search import best_layout, estimated, layouts
 from gnomon.analysis.planner.simulate import Flow, SimulatedEngine, Timing, run_virtually, simulate
 
@@ -17,7 +17,7 @@ Maker = Callable[..., Deployment]
 
 
 def answered(
-    pace: UpdatePace, most: int, *asked: tuple[float, float, list[float]]
+    pace: DecodingPace, most: int, *asked: tuple[float, float, list[float]]
 ) -> tuple[list[float], SimulatedEngine]:
     """Return when each call (seconds at which it comes, prompt, lengths) was answered by one engine, and the engine."""
 
@@ -36,13 +36,13 @@ def answered(
     return run_virtually(run())
 
 
-def timing(pace: UpdatePace, engines: int = 1, **other: object) -> Timing:
+def timing(pace: DecodingPace, engines: int = 1, **other: object) -> Timing:
     """Return a timing in which nothing but answering takes time."""
     plain = Timing(pace, engines, most=10_000, grade=0.0, learn=lambda tokens: 0.0, publish=0.0)
     return replace(plain, **other)
 
 
-def by_hand(pace: UpdatePace, prompt: float, lengths: list[float]) -> float:
+def by_hand(pace: DecodingPace, prompt: float, lengths: list[float]) -> float:
     """Return the seconds of one prompt's answers: between ends, k steps of as many rows with growing contexts."""
     seconds, before = pace.prompt, 0.0
     for place, length in enumerate(sorted(lengths)):

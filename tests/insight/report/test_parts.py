@@ -13,7 +13,7 @@ from gnomon.insight.report.compare import distinct
 from gnomon.insight.report.facts import card_rows, default_differences, preset_differences, time_shares, waste_shares
 from gnomon.insight.report.rollouts import (
     Scan,
-    ScannedRun,
+    ScannedRollout,
     ShownTurn,
     Visit,
     algorithm_of,
@@ -134,9 +134,9 @@ def test_what_differs_is_named_by_its_path():
 
 def test_shelves_hold_what_they_say():
     """The latest of the highest and the lowest rewards come first, and another prompt before a second answer."""
-    seen = [ScannedRun(1, 0, "a", 1.0, 0.5), ScannedRun(2, 0, "a", 1.0, 0.1),
-            ScannedRun(2, 1, "a", 0.0, 0.9), ScannedRun(2, 2, "b", 1.0, 0.1),
-            ScannedRun(3, 0, "c", None, is_error=True)]  # fmt: skip
+    seen = [ScannedRollout(1, 0, "a", 1.0, 0.5), ScannedRollout(2, 0, "a", 1.0, 0.1),
+            ScannedRollout(2, 1, "a", 0.0, 0.9), ScannedRollout(2, 2, "b", 1.0, 0.1),
+            ScannedRollout(3, 0, "c", None, is_error=True)]  # fmt: skip
     shelves = chosen(Scan(seen))
 
     assert [(s.step, s.task_id) for s in shelves["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
@@ -149,9 +149,9 @@ def test_shelves_hold_what_they_say():
 def test_of_equal_answers_those_are_shown_that_were_looked_at():
     """An older one with entropies comes before a newer one without, but never before a better one."""
     seen = [
-        ScannedRun(1, 0, "a", 1.0, 0.5, True),
-        ScannedRun(2, 0, "b", 1.0, 0.5),
-        ScannedRun(3, 0, "c", 0.5, 0.7, True),
+        ScannedRollout(1, 0, "a", 1.0, 0.5, True),
+        ScannedRollout(2, 0, "b", 1.0, 0.5),
+        ScannedRollout(3, 0, "c", 0.5, 0.7, True),
     ]
     shelves = chosen(Scan(seen))
 
@@ -193,7 +193,7 @@ def test_the_interval_of_a_step_is_over_its_groups():
 
     Where steps were left out there is none.
     """
-    seen = [ScannedRun(1, 0, "a", 0.0), ScannedRun(1, 1, "b", 1.0)]
+    seen = [ScannedRollout(1, 0, "a", 0.0), ScannedRollout(1, 1, "b", 1.0)]
     found = reward_intervals(Scan(seen, {1: [0.25, 0.75], 2: [0.0, 1.0], 3: [0.5]}, steps=3, of_steps=3))
 
     assert found[1] == pytest.approx((0.01001, 0.98999), abs=1e-4)

@@ -404,14 +404,14 @@ class Design:
     Attributes:
         table: The experiment; its own algorithm is not used.
         overrides: Settings for every run.
-        entrants: The algorithms.
+        contestants: The algorithms.
         seeds: Number of seeds, counted from the experiment's own seed.
         limit: Budget of each run.
     """
 
     table: Mapping[str, Any]
     overrides: tuple[str, ...]
-    entrants: tuple[Contestant, ...]
+    contestants: tuple[Contestant, ...]
     seeds: int
     limit: RunLimit
 
@@ -440,14 +440,14 @@ class Design:
         named = [name for name in (part.strip() for part in algorithms) if name]
         if len(named) < 2:
             raise ConfigError("--algorithms needs two names or more, such as grpo,spo (`gnomon algorithms` lists them)")
-        entrants = tuple(_entrant(name, table) for name in named)
-        for what, values in (("name", [e.name for e in entrants]), ("folder", [e.slug for e in entrants])):
+        contestants = tuple(_contestant(name, table) for name in named)
+        for what, values in (("name", [e.name for e in contestants]), ("folder", [e.slug for e in contestants])):
             twice = [value for value in values if values.count(value) > 1]
             if twice:
                 raise ConfigError(f"two algorithms have the {what} {twice[0]}; give a file of its own name for one")
-        design = cls(table, tuple(overrides), entrants, seeds, limit)
-        for entrant in entrants:
-            _check_schedule(design.experiment(entrant).learner.optimizer.schedule, entrant, limit)
+        design = cls(table, tuple(overrides), contestants, seeds, limit)
+        for contestant in contestants:
+            _check_schedule(design.experiment(contestant).learner.optimizer.schedule, contestant, limit)
         return design
 
     def seed_numbers(self) -> list[int]:
@@ -455,23 +455,23 @@ class Design:
         first = self.table.get("seed", 0)
         return [(first if type(first) is int else 0) + number for number in range(self.seeds)]
 
-    def job(self, entrant: Contestant, seed: int, folder: Path) -> ComparisonJob:
+    def job(self, contestant: Contestant, seed: int, folder: Path) -> ComparisonJob:
         """Return the run of one algorithm with one seed, below the comparison's folder."""
         return ComparisonJob(
-            f"{entrant.name}, seed {seed}",
-            {**self.table, "algorithm": entrant.spec},
-            self._settings(entrant, seed),
-            folder / "runs" / entrant.slug / f"seed-{seed}",
+            f"{contestant.name}, seed {seed}",
+            {**self.table, "algorithm": contestant.spec},
+            self._settings(contestant, seed),
+            folder / "runs" / contestant.slug / f"seed-{seed}",
         )
 
-    def experiment(self, entrant: Contestant) -> Experiment:
+    def experiment(self, contestant: Contestant) -> Experiment:
         """Return one algorithm's experiment with the first seed.
 
         Raises:
             ConfigError: If the experiment is invalid; the message names the algorithm.
         """
-        settings = self._settings(entrant, self.seed_numbers()[0])
-        return _built({**self.table, "algorithm": entrant.spec}, settings, entrant.name)
+        settings = self._settings(contestant, self.seed_numbers()[0])
+        return _built({**self.table, "algorithm": contestant.spec}, settings, contestant.name)
 
     def terms(self) -> dict[str, Any]:
         """Return what all runs share: everything but algorithms and seeds."""
@@ -483,12 +483,12 @@ class Design:
         """Return a short hash of the terms, so that the same command finds its folder again."""
         return hashlib.blake2b(json.dumps(self.terms(), sort_keys=True).encode(), digest_size=4).hexdigest()
 
-    def _settings(self, entrant: Contestant, seed: int) -> tuple[str, ...]:
+    def _settings(self, contestant: Contestant, seed: int) -> tuple[str, ...]:
         """Return the overrides of a run: the user's, the budget, the evaluations, the seed."""
         given = {key for key, _ in map(parse_override, self.overrides)}
         # budget.evaluations needs a budget, which is added below.
         plain = [o for o in self.overrides if parse_override(o)[0] != "budget.evaluations"]
-        built = _built({**self.table, "algorithm": entrant.spec}, plain, entrant.name)
+        built = _built({**self.table, "algorithm": contestant.spec}, plain, contestant.name)
         marks = [f"{key}={value}" for key, value in self.limit.marks().items() if key not in given]
         return (*self.overrides, *self.limit.overrides(built.rollouts_per_step), *marks, f"seed={seed}")
 
@@ -500,7 +500,7 @@ def _built(table: Mapping[str, Any], overrides: Sequence[str], name: str) -> Exp
         raise ConfigError(f"{name}: {error}") from error
 
 
-def _entrant(named: str, table: Mapping[str, Any]) -> Contestant:
+def _contestant(named: str, table: Mapping[str, Any]) -> Contestant:
     """Return the contestant for a preset, for FILE.py:NAME, or for an experiment that differs only by its algorithm."""
     if not named.endswith(".toml"):
         return Contestant(named.rpartition(":")[2] if ":" in named else named, named)
@@ -525,11 +525,12 @@ def _own(experiment: str | Path) -> dict[str, Any]:
     return table
 
 
-def _check_schedule(schedule: str, entrant: Contestant, limit: RunLimit) -> None:
+def _check_schedule(schedule: str, contestant: Contestant, limit: RunLimit) -> None:
     if limit.unit != "steps" and schedule != "constant":
         raise ConfigError(
-            f"{entrant.name}: the {schedule} schedule of the learning rate falls over a number of steps, and a budget "
-            f"of {limit.unit} leaves that number open; set learner.optimizer.schedule=constant, or compare with --steps"
+            f"{contestant.name}: the {schedule} schedule of the learning rate falls over a number of steps, and a "
+            f"budget of {limit.unit} leaves that number open; set learner.optimizer.schedule=constant, or "
+            "compare with --steps"
         )
 
 
@@ -556,9 +557,9 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
     """
     _refuse_other_study(design, folder)
     _check_budget(design, console)
-    plans = {entrant.name: _plan(design, entrant, console) for entrant in design.entrants}
+    plans = {contestant.name: _plan(design, contestant, console) for contestant in design.contestants}
     setting = _setting(design, plans)
-    jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.entrants}
+    jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.contestants}
     at_once = _room(design, plans, len(jobs)) if workers is None else workers
     check_jobs(list(jobs.values()), at_once)
     # All checks are done, so a refused comparison leaves no files.
@@ -576,7 +577,9 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
         for (name, seed), job in jobs.items():
             runs += _read(name, seed, job)
             phase.advance()
-    lost = [entrant.name for entrant in design.entrants if entrant.name not in {run.algorithm for run in runs}]
+    lost = [
+        contestant.name for contestant in design.contestants if contestant.name not in {run.algorithm for run in runs}
+    ]
     if lost:
         raise RunError(f"no run of {', '.join(lost)} finished, so there is nothing to compare with:\n{failures}")
     if idle := sorted({run.algorithm for run in runs if not run.cost.steps}):
@@ -600,20 +603,20 @@ def _read(name: str, seed: int, job: ComparisonJob) -> list[Trained]:
     return [read_trained(name, seed, job.folder)] if is_finished(job.folder, job.experiment()) else []
 
 
-def _plan(design: Design, entrant: Contestant, console: Console) -> RunEstimate:
+def _plan(design: Design, contestant: Contestant, console: Console) -> RunEstimate:
     """Make every check that a run of the algorithm makes before it starts, and return the plan.
 
     Raises:
         UserError: Naming the algorithm.
     """
-    resolved = resolve(design.experiment(entrant))
+    resolved = resolve(design.experiment(contestant))
     model, parent = resolved.experiment.model, resolved.experiment.continue_from
     if parent is not None:
         raise ConfigError(
             f"continue_from = '{parent}': the runs of a comparison begin with a model, from which their budgets are "
             "counted; leave it out, and name the checkpoint's folder as model"
         )
-    with _named(entrant.name):
+    with _named(contestant.name):
         asked, *_ = checked(resolved, console)
     return make_plan(resolved, asked, model_size(model, resolved.experiment.trust_remote_code))
 
@@ -622,7 +625,7 @@ def _check_budget(design: Design, console: Console) -> None:
     """Refuse a token budget that is too small. Raises ConfigError before any weight is read."""
     if design.limit.unit != "tokens":
         return
-    resolved = {entrant.name: resolve(design.experiment(entrant)) for entrant in design.entrants}
+    resolved = {contestant.name: resolve(design.experiment(contestant)) for contestant in design.contestants}
     _check_steps(design, resolved, console)
     _refuse_spent(design, resolved, console)
 
@@ -682,7 +685,7 @@ def _named(algorithm: str) -> Iterator[None]:
 
 
 def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
-    experiments = {entrant.name: design.experiment(entrant) for entrant in design.entrants}
+    experiments = {contestant.name: design.experiment(contestant) for contestant in design.contestants}
     first = next(iter(experiments.values()))
     supervised = tuple(name for name, e in experiments.items() if e.algorithm.is_supervised)
     marks = first.budget.evaluations or MARKS
@@ -695,7 +698,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
         limit=str(design.limit).replace("generated", "answer" if supervised else "generated"),
         unit=design.limit.unit,
         amount=design.limit.amount,
-        epoch=plans[design.entrants[0].name].training_prompts,
+        epoch=plans[design.contestants[0].name].training_prompts,
         uniform=tuple(name for name, e in experiments.items() if isinstance(e.algorithm.sampler, Uniform)),
         marks=marks,
         samples=first.evaluation.samples,
@@ -706,14 +709,14 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
 
 def penalized(design: Design) -> tuple[str, ...]:
     """Return the algorithms with a length penalty that others lack; their training rewards have a different scale."""
-    penalties = {entrant.name: design.experiment(entrant).algorithm.overlong for entrant in design.entrants}
+    penalties = {contestant.name: design.experiment(contestant).algorithm.overlong for contestant in design.contestants}
     is_alike = all(penalty == next(iter(penalties.values())) for penalty in penalties.values())
     return () if is_alike else tuple(name for name, penalty in penalties.items() if penalty is not None)
 
 
 def _room(design: Design, plans: dict[str, RunEstimate], jobs: int) -> int:
     """Return the number of parallel runs: one per core while memory lasts, one on a GPU."""
-    device = resolve_device(design.experiment(design.entrants[0]).device)
+    device = resolve_device(design.experiment(design.contestants[0]).device)
     if device.type != "cpu":
         return 1
     free = free_memory_bytes()

@@ -40,8 +40,7 @@ class Dissection:
         gradient: d loss / d current.
         ratio: To the algorithm's anchor, per token or sequence.
         push: Factor of the ratio after all bounds: d policy loss / d current is -weight * push * advantage. Without a
-            bound
-            the push is the ratio.
+            bound the push is the ratio.
         loss: With regularizers, without the value loss.
         policy_loss: Without either.
         value_loss: Of the recorded values against the algorithm's targets; None without a critic.
@@ -76,8 +75,7 @@ def dissect(
         batch: A file as runs record it, a `RecordedBatch`, or a batch of tensors.
         algorithm: An algorithm or its name.
         current: Log-probabilities Float[B T] at which the loss is computed; by default the recorded ones, or for
-            tensors
-            ``proximal`` or ``behavior``.
+            tensors ``proximal`` or ``behavior``.
 
     Returns:
         The loss, the gradient d loss / d current Float64[B T], and the full dissection.

@@ -340,7 +340,7 @@ class ArrayDifference:
 
 
 @dataclass(frozen=True)
-class PieceVerdict:
+class PresetVerdict:
     """The check of one preset: batches, compared numbers, and the largest |difference| / tolerance."""
 
     batches: int
@@ -353,7 +353,7 @@ class PieceVerdict:
 class VerifyReport:
     """Verdicts by preset, the number of reference cases, and a sentence for each wrong case."""
 
-    presets: Mapping[str, PieceVerdict]
+    presets: Mapping[str, PresetVerdict]
     cases: int
     wrong_cases: tuple[str, ...]
 
@@ -471,7 +471,7 @@ def share_of_tolerance(ours: Any, theirs: Any) -> Any:
     return np.where(finite, np.abs(left - right) / np.where(finite, allowed, 1.0), np.inf)
 
 
-def _verify(name: str, algorithm: Algorithm, batches: int) -> PieceVerdict:
+def _verify(name: str, algorithm: Algorithm, batches: int) -> PresetVerdict:
     numbers, largest, first = 0, 0.0, None
     for kind in KINDS:
         for seed in range(batches):
@@ -482,7 +482,7 @@ def _verify(name: str, algorithm: Algorithm, batches: int) -> PieceVerdict:
             if wrong and first is None:
                 quantity, place, (ours, theirs) = wrong[0]
                 first = ArrayDifference(name, kind.name, seed, quantity, place, ours, theirs)
-    return PieceVerdict(len(KINDS) * batches, numbers, largest, first)
+    return PresetVerdict(len(KINDS) * batches, numbers, largest, first)
 
 
 def _wrong(case: Golden) -> list[str]:

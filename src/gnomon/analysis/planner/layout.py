@@ -223,13 +223,11 @@ class Traffic:
 def traffic(place: Deployment, layout: Layout) -> Traffic:
     """Return the bytes of one step."""
     job, n = place.job, layout.learners
-    share = (n - 1) / n
-    passes_ = micro_batches(place, layout)
-    scored = job.scored * -(-job.computed // (n * layout.micro))
+    share, passes = (n - 1) / n, micro_batches(place, layout)
     whole = place.shape.parameters * job.item
     return Traffic(
-        gathered=share * whole * (2 * passes_ + scored),
-        reduced=share * 4 * trained(place.shape, job) * passes_,
+        gathered=share * whole * (2 * passes + scoring_passes(place, layout)),
+        reduced=share * 4 * trained(place.shape, job) * passes,
         published=sent(place),
         answers=job.answered * 16,
         batch=job.rows * job.longest * _BATCH_BYTES * n,
@@ -254,6 +252,11 @@ def micro_batches(place: Deployment, layout: Layout) -> int:
     return job.epochs * job.minibatches * max(1, math.ceil(each / layout.micro))
 
 
+def scoring_passes(place: Deployment, layout: Layout) -> int:
+    """Return the forward passes of each learner in a step that compute log-probabilities alone."""
+    return place.job.scored * math.ceil(place.job.computed / (layout.learners * layout.micro))
+
+
 def gathering(place: Deployment, devices: int, size: float, pieces: int) -> float:
     """Return seconds until each of ``devices`` has received ``size`` bytes.
 
@@ -270,10 +273,7 @@ def gathering(place: Deployment, devices: int, size: float, pieces: int) -> floa
 def communicating(place: Deployment, layout: Layout) -> float:
     """Return the seconds of all gathers and reductions of a step's updates and scores."""
     moved, layers = traffic(place, layout), place.shape.layers + 1
-    job = place.job
-    passes_ = micro_batches(place, layout)
-    scored = job.scored * math.ceil(job.computed / (layout.learners * layout.micro))
-    pieces = layers * (3 * passes_ + scored)
+    pieces = layers * (3 * micro_batches(place, layout) + scoring_passes(place, layout))
     return gathering(place, layout.learners, moved.gathered + moved.reduced, pieces)
 
 
@@ -309,7 +309,7 @@ _PANELS = 128
 
 
 @dataclass(frozen=True)
-class UpdatePace:
+class DecodingPace:
     """Decoding speed of an engine of ``parts`` devices."""
 
     shape: ModelShape
@@ -357,9 +357,9 @@ class UpdatePace:
         return 2 * size * (self.parts - 1) / self.parts / (self.place.hardware.link * self.place.reached.links)
 
 
-def pace_of(place: Deployment, layout: Layout) -> UpdatePace:
+def pace_of(place: Deployment, layout: Layout) -> DecodingPace:
     """Return the decoding speed of the layout's engines."""
-    return UpdatePace(place.shape, place, layout.parts)
+    return DecodingPace(place.shape, place, layout.parts)
 
 
 def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
@@ -378,8 +378,7 @@ def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
     whole += job.scored * (body + head)
     mixture = place.reached.mixture if shape.experts else 1.0
     rate = layout.learners * place.hardware.operations * place.reached.training * mixture
-    scored = job.scored * math.ceil(job.computed / (layout.learners * layout.micro))
-    again = micro_batches(place, layout) * (2 + layout.is_recomputed) + scored
+    again = micro_batches(place, layout) * (2 + layout.is_recomputed) + scoring_passes(place, layout)
     moved = communicating(place, layout)
     if job.is_offloaded:
         moved += 32.0 * shape.parameters / layout.learners / (place.hardware.host_link * place.reached.links)

@@ -94,8 +94,8 @@ class ModelShape:
     def kept(self) -> int:
         """Numbers per token that one layer keeps for its backward pass.
 
-        10 widths around attention and norms and four times the inner width (`learner.plan`). Measured: 20.8 widths for
-        SmolLM2-135M, where the formula gives 20.7.
+        10 widths around attention and norms and four times the inner width (`learner.sections`). Measured: 20.8 widths
+        for SmolLM2-135M, where the formula gives 20.7.
         """
         inner = self.chosen * self.expert_inner + self.shared_inner if self.experts else self.inner
         return 10 * self.width + 4 * max(inner, self.inner if self.dense_layers else 0)

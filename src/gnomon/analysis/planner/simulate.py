@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gnomon.analysis.planner.deployment import PlannedJob
-from gnomon.analysis.planner.layout import UpdatePace
+from gnomon.analysis.planner.layout import DecodingPace
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Completion, Grade, Group, Snapshot, State, Task
 from gnomon.engines.base import Sampling
@@ -122,7 +122,7 @@ class Timing:
         pause: Seconds of ``publish`` during which engines stand still.
     """
 
-    pace: UpdatePace
+    pace: DecodingPace
     engines: int
     most: int
     grade: float
@@ -171,13 +171,13 @@ class Flow:
 
 
 class SimulatedEngine:
-    """An engine that decodes its rows together; `UpdatePace` gives the seconds of a step.
+    """An engine that decodes its rows together; `DecodingPace` gives the seconds of a step.
 
     Between two events the rows stay the same and their contexts grow by one token per step, so k steps take a k + b k^2
     / 2 seconds. This is solved exactly, so the cost does not depend on the number of tokens.
     """
 
-    def __init__(self, pace: UpdatePace, most: int) -> None:
+    def __init__(self, pace: DecodingPace, most: int) -> None:
         self.pace, self.most = pace, most
         self.drawn = self.busy = self.row_seconds = 0.0
         self.asked = 0
@@ -320,7 +320,7 @@ class SimulatedEngines:
         """Do nothing."""
 
 
-class Judges:
+class SimulatedGraders:
     """Graders with a fixed duration and a limited number of processes."""
 
     def __init__(self, seconds: float, count: int) -> None:
@@ -340,9 +340,9 @@ def simulate(job: PlannedJob, timing: Timing, steps: int, skipped: int = 0, seed
 
 
 async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: int) -> Flow:
-    asked, fleet, clock = InOrder(), SimulatedEngines(timing, job), asyncio.get_running_loop().time
-    judges = Judges(timing.grade, job.graders)
-    rollouter = Rollouter(fleet, judges, lambda ids: "", Sampling(), job.generations, seed)
+    asked, pool, clock = InOrder(), SimulatedEngines(timing, job), asyncio.get_running_loop().time
+    graders = SimulatedGraders(timing.grade, job.graders)
+    rollouter = Rollouter(pool, graders, lambda ids: "", Sampling(), job.generations, seed)
     stream = RolloutScheduler(
         asked,
         asked,
@@ -351,31 +351,31 @@ async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: 
         job.staleness,
         stragglers="drop" if job.is_dropping else "wait",
         slack=job.slack,
-        rest=fleet.sleep if job.is_sleeping else None,
+        rest=pool.sleep if job.is_sleeping else None,
     )
     count = _Count()
-    await fleet.load(weights(0))
+    await pool.load(weights(0))
     async with stream:
         for step in range(skipped + steps):
             if step == skipped:
-                count = _Count(clock(), *_counted(fleet))
+                count = _Count(clock(), *_counted(pool))
             rollouts = [rollout for group in (await stream.next_batch()).groups for rollout in group.rollouts]
             tokens = sum(rollout.response[0] for rollout in rollouts)
             began = clock()
             await asyncio.sleep(timing.learn(tokens))
             await asyncio.sleep(timing.publish - timing.pause)
-            await fleet.load(weights(step + 1))
+            await pool.load(weights(step + 1))
             count.ages += [step - rollout.oldest_version for rollout in rollouts]
             count.trained += tokens
             count.learned += clock() - began
-        return count.flow(clock(), steps, fleet)
+        return count.flow(clock(), steps, pool)
 
 
-def _counted(fleet: SimulatedEngines) -> tuple[float, float, float]:
-    for engine in fleet.engines:
+def _counted(pool: SimulatedEngines) -> tuple[float, float, float]:
+    for engine in pool.engines:
         engine.settle()
-    drawn = sum(engine.drawn for engine in fleet.engines)
-    return drawn, sum(engine.busy for engine in fleet.engines), sum(engine.row_seconds for engine in fleet.engines)
+    drawn = sum(engine.drawn for engine in pool.engines)
+    return drawn, sum(engine.busy for engine in pool.engines), sum(engine.row_seconds for engine in pool.engines)
 
 
 @dataclass
@@ -388,17 +388,17 @@ class _Count:
     learned: float = 0.0
     ages: list[int] = field(default_factory=list)
 
-    def flow(self, now: float, steps: int, fleet: SimulatedEngines) -> Flow:
-        drawn, busy, row_seconds = _counted(fleet)
+    def flow(self, now: float, steps: int, pool: SimulatedEngines) -> Flow:
+        drawn, busy, row_seconds = _counted(pool)
         seconds = now - self.began
-        whole = seconds * len(fleet.engines)
+        whole = seconds * len(pool.engines)
         return Flow(
             seconds=seconds,
             steps=steps,
             trained=self.trained,
             generated=drawn - self.drawn,
             answering=(busy - self.busy) / whole,
-            filled=(row_seconds - self.row_seconds) / (whole * fleet.timing.most),
+            filled=(row_seconds - self.row_seconds) / (whole * pool.timing.most),
             learning=self.learned / seconds,
             staleness_mean=sum(self.ages) / len(self.ages),
             staleness_max=max(self.ages),

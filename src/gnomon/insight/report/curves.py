@@ -159,7 +159,7 @@ def marks_of(evaluations: Sequence[Evaluation], checkpoints: Sequence[int], find
 
 
 @dataclass(frozen=True)
-class MeasuredCurves:
+class MetricRow:
     """A metric as one line of a table: a small picture, and numbers."""
 
     name: str
@@ -170,7 +170,7 @@ class MeasuredCurves:
     high: float
 
 
-def everything(rows: Rows) -> list[MeasuredCurves]:
+def everything(rows: Rows) -> list[MetricRow]:
     """Return every metric of the run in order of names."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -178,7 +178,7 @@ def everything(rows: Rows) -> list[MeasuredCurves]:
             if is_number(value):
                 columns.setdefault(name, []).append((row["step"], value))
     return [
-        MeasuredCurves(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
+        MetricRow(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
         for name, points in sorted(columns.items())
         if name not in ("step", "seconds")
     ]

@@ -35,7 +35,7 @@ _Z = 1.959964
 
 
 @dataclass(frozen=True)
-class ScannedRun:
+class ScannedRollout:
     """A rollout by its place.
 
     Attributes:
@@ -76,10 +76,10 @@ class Scan:
         means: Mean rewards of the groups, by step that was read.
         steps: Steps that were read.
         of_steps: Steps that the run has recorded.
-        damaged: Lines that are no rollout, as `records.damage` counts them.
+        damaged: Lines that are no rollout, as `records.corruption` counts them.
     """
 
-    seen: list[ScannedRun] = field(default_factory=list)
+    seen: list[ScannedRollout] = field(default_factory=list)
     means: dict[int, list[float]] = field(default_factory=dict)
     visits: dict[str, list[Visit]] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
             reward = None if row["reward"] is None else float(row["reward"])
             surprise = 0.0 if reward is None else abs(reward - expected)
             is_error = reward is None and row.get("error") is not None
-            found.seen.append(ScannedRun(step, place, row["task_id"], reward, surprise, "entropy" in row, is_error))
+            found.seen.append(ScannedRollout(step, place, row["task_id"], reward, surprise, "entropy" in row, is_error))
         if rewards:
             found.means.setdefault(step, []).append(mean)
             name = members[0][1]["task_id"]
@@ -157,7 +157,7 @@ _SPARK = (180, 34)
 
 
 @dataclass(frozen=True)
-class RewardHistory:
+class PromptHistory:
     """One prompt over the run.
 
     Attributes:
@@ -173,11 +173,11 @@ class RewardHistory:
 
 
 @dataclass(frozen=True)
-class PromptHistory:
+class PromptList:
     """Prompts that went alike."""
 
     title: str
-    prompts: Sequence[RewardHistory]
+    prompts: Sequence[PromptHistory]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class PromptTable:
     is_tracked: bool
     overview: Markup | None
     rows: int
-    chapters: Sequence[PromptHistory]
+    chapters: Sequence[PromptList]
 
 
 def prompts_of(scan: Scan) -> PromptTable:
@@ -214,7 +214,7 @@ def prompts_of(scan: Scan) -> PromptTable:
         "Asked most often": most,
     }
     listed = [
-        PromptHistory(title, [_history(scan, name, span) for name in names[:_EACH]])
+        PromptList(title, [_history(scan, name, span) for name in names[:_EACH]])
         for title, names in chapters.items()
         if names
     ]
@@ -252,11 +252,11 @@ def overview(visits: Mapping[str, Sequence[Visit]], span: tuple[float, float]) -
     )
 
 
-def _history(scan: Scan, name: str, span: tuple[float, float]) -> RewardHistory:
+def _history(scan: Scan, name: str, span: tuple[float, float]) -> PromptHistory:
     visits = scan.visits[name]
     picture = _picture(visits, span)
     question = scan.questions.get(name, "")
-    return RewardHistory(name, question, len(visits), visits[0].reward, visits[-1].reward, picture)
+    return PromptHistory(name, question, len(visits), visits[0].reward, visits[-1].reward, picture)
 
 
 def _picture(visits: Sequence[Visit], span: tuple[float, float]) -> Markup:
@@ -486,8 +486,8 @@ class Reader:
             RolloutList(key, _SHELVES[key][0], _SHELVES[key][1], listed) for key, listed in filled.items() if listed
         ]
 
-    def _read(self, wanted: set[ScannedRun]) -> dict[ScannedRun, Shown]:
-        found: dict[ScannedRun, Shown] = {}
+    def _read(self, wanted: set[ScannedRollout]) -> dict[ScannedRollout, Shown]:
+        found: dict[ScannedRollout, Shown] = {}
         for step in sorted({seen.step for seen in wanted}):
             rollouts = self.record.rollouts(step)
             letters = {} if self.algorithm is None else trust_letters(self.algorithm, rollouts)
@@ -554,7 +554,7 @@ def vocabulary_of(record: RunRecord) -> Vocabulary | None:
     return next((found for place in places if (found := read_vocabulary(place)) is not None), None)
 
 
-def chosen(scan: Scan) -> dict[str, list[ScannedRun]]:
+def chosen(scan: Scan) -> dict[str, list[ScannedRollout]]:
     """Return which rollouts stand on which shelf, the first the likeliest to be shown.
 
     One of each prompt comes before a second of any; of equals those of which most is known, then the latest.
@@ -571,15 +571,15 @@ def chosen(scan: Scan) -> dict[str, list[ScannedRun]]:
     }
 
 
-def _varied(seen: Sequence[ScannedRun]) -> list[ScannedRun]:
-    firsts: dict[str, ScannedRun] = {}
+def _varied(seen: Sequence[ScannedRollout]) -> list[ScannedRollout]:
+    firsts: dict[str, ScannedRollout] = {}
     for one in seen:
         firsts.setdefault(one.task_id, one)
     among = set(firsts.values())
     return [*firsts.values(), *(one for one in seen if one not in among)]
 
 
-def _course(known: Sequence[ScannedRun]) -> list[ScannedRun]:
+def _course(known: Sequence[ScannedRollout]) -> list[ScannedRollout]:
     first = {seen.step: seen for seen in reversed(known)}  # of each step, for the last one in this order counts
     steps = sorted(first)
     if len(steps) < 2:

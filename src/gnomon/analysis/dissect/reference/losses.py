@@ -58,8 +58,13 @@ class Push:
 
 
 @dataclass(frozen=True)
-class BoundedRatio:
-    """What is known of the whole step: effective sizes of current / behavior and current / proximal, and all of it."""
+class WholeStep:
+    """What a push may read of the other responses of its step.
+
+    Attributes:
+        behavior: Effective size of current / behavior.
+        proximal: Effective size of current / proximal.
+    """
 
     behavior: float
     proximal: float
@@ -67,7 +72,7 @@ class BoundedRatio:
     advantages: Sequence[Vector] = ()
 
 
-Pusher = Callable[[Response, Vector, BoundedRatio], Push]
+Pusher = Callable[[Response, Vector, WholeStep], Push]
 Factors = Callable[[Sequence[Response], list[Vector]], list[Vector]]
 """Responses and their advantages to a constant for each token, by which its loss is multiplied."""
 
@@ -79,7 +84,7 @@ def clip(low: float, high: float, cap: float | None = None, dual: float = np.inf
     A < 0 the loss is at most -A dual.
     """
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         shift = response.current - response.proximal
         r = ratio(shift)
         stopped = ((advantage > 0) & (r > 1 + high)) | ((advantage < 0) & (r < 1 - low))
@@ -97,7 +102,7 @@ def clip(low: float, high: float, cap: float | None = None, dual: float = np.inf
 def sequence_clip(low: float, high: float) -> Pusher:
     """The same on s = exp(mean log-ratio): each token's slope is -s A, or 0 in a clipped response (section 3)."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         mean = np.full(len(response), np.mean(response.current - response.proximal) if len(response) else 0.0)
         s = ratio(mean)
         stopped = ((advantage > 0) & (s > 1 + high)) | ((advantage < 0) & (s < 1 - low))
@@ -110,7 +115,7 @@ def sequence_clip(low: float, high: float) -> Pusher:
 
 def capped(cap: float) -> Pusher:
     """-sg[min(r, cap)] A log current, c = min(r, cap) A; cap inf is the plain policy gradient (section 4)."""
-    return _score(lambda response: response.current - response.proximal, lambda trusted: cap)
+    return _score(lambda response: response.current - response.proximal, lambda whole: cap)
 
 
 def from_behavior(response: Response) -> Vector:
@@ -120,7 +125,7 @@ def from_behavior(response: Response) -> Vector:
 
 def policy_gradient(cap: float = np.inf) -> Pusher:
     """-sg[min(rho, cap)] A log current, rho = current / behavior; without a cap, c = rho A (IPO, DPPO)."""
-    return _score(from_behavior, lambda trusted: cap)
+    return _score(from_behavior, lambda whole: cap)
 
 
 def bounded_cap(both: bool = False) -> Pusher:
@@ -129,8 +134,8 @@ def bounded_cap(both: bool = False) -> Pusher:
     With ``both``, e is the smaller of the effective sizes of current / behavior and current / proximal (section 5.9).
     """
 
-    def bound(trusted: BoundedRatio) -> float:
-        return min(trusted.behavior, trusted.proximal) if both else trusted.behavior
+    def bound(whole: WholeStep) -> float:
+        return min(whole.behavior, whole.proximal) if both else whole.behavior
 
     return _score(from_behavior, bound)
 
@@ -138,7 +143,7 @@ def bounded_cap(both: bool = False) -> Pusher:
 def soft_gate(positive: float, negative: float) -> Pusher:
     """-(4 / tau) s A, s = sigmoid(tau (r - 1)); c = 4 s (1 - s) r A (section 12.1)."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         shift = response.current - response.proximal
         r, tau = ratio(shift), np.where(advantage > 0, positive, negative)
         # 1 - s has its own formula, because for a large ratio s rounds to 1.
@@ -157,7 +162,7 @@ def gamma_kernel(positive: tuple[float, float], negative: tuple[float, float]) -
         negative: k and lam for A < 0.
     """
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         w = np.ones(len(response)) * ratio(np.sum(from_behavior(response), keepdims=True))
         k, lam = (np.where(advantage >= 0, p, n) for p, n in zip(positive, negative, strict=True))
         phi = np.exp(lam - lam * w + k * np.log(w))
@@ -170,7 +175,7 @@ def gamma_kernel(positive: tuple[float, float], negative: tuple[float, float]) -
 def quadratic_penalty(epsilon: float) -> Pusher:
     """-A r + |A| (r - 1)^2 / (2 epsilon); c = r (A - |A| (r - 1) / epsilon) (CFPO)."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         shift = response.current - response.proximal
         r, size = ratio(shift), np.abs(advantage)
         slope = np.where(is_free(shift), r * (size * (r - 1) / epsilon - advantage), 0.0)
@@ -183,7 +188,7 @@ def quadratic_penalty(epsilon: float) -> Pusher:
 def geometric_clip(epsilon: float) -> Pusher:
     """-A exp(mean of d), d at most epsilon for A > 0, at least -epsilon for A < 0, before the mean (section 12.2)."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         shift = response.current - response.proximal
         above, below = (advantage > 0) & (shift > epsilon), (advantage < 0) & (shift < -epsilon)
         d = np.where(above, epsilon, np.where(below, -epsilon, np.clip(shift, -20, 20)))
@@ -200,7 +205,7 @@ def regression(beta: float) -> Pusher:
     Each token carries the response's loss, so that the mean over its tokens is the response's loss.
     """
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         miss = beta * float(np.sum(response.current - known(response.reference, "the reference"))) - advantage
         return Push(miss**2, 2 * beta * miss * len(response))
 
@@ -210,9 +215,9 @@ def regression(beta: float) -> Pusher:
 def shaped_if_given(of: Pusher, gamma: float) -> Pusher:
     """-A p / (p + gamma) with c = A gamma p / (p + gamma)^2 in given responses (LUFFY), ``of`` in others."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         if not response.is_given:
-            return of(response, advantage, trusted)
+            return of(response, advantage, whole)
         p = np.exp(response.current)
         return Push(-advantage * p / (p + gamma), -advantage * gamma * p / (p + gamma) ** 2)
 
@@ -230,10 +235,10 @@ def pairwise(loss: Callable[[float], tuple[float, float]]) -> Pusher:
     Each token carries the pair's loss, and its slope is that of all tokens that do. ``loss``: value and slope in m.
     """
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         both = [
             (float(np.sign(a[0])), over_reference(r))
-            for r, a in zip(trusted.responses, trusted.advantages, strict=True)
+            for r, a in zip(whole.responses, whole.advantages, strict=True)
             if r.group == response.group and len(r)
         ]
         value, slope = loss(math.fsum(side * gain for side, gain in both))
@@ -258,8 +263,8 @@ def prospect(beta: float) -> Pusher:
     z = max(0, mean d of responses without a label), a constant. The mean is over labelled responses alone.
     """
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
-        there = [r for r in trusted.responses if len(r)]
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
+        there = [r for r in whole.responses if len(r)]
         others = [over_reference(r) for r in there if not r.is_graded]
         z = max(0.0, math.fsum(others) / max(len(others), 1))
         share = response.is_graded * len(there) / max(len(there) - len(others), 1)
@@ -400,9 +405,9 @@ def hashed(logprobs: Vector) -> Vector:
 def balanced_clip(share: float, low: tuple[float, float], high: tuple[float, float], step: float) -> Pusher:
     """Clip with the first band, low and then high raised by ``step``, that gives positive tokens their share."""
 
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
-        a = np.concatenate([np.zeros(0), *trusted.advantages])
-        r = np.concatenate([np.zeros(0), *(ratio(one.current - one.proximal) for one in trusted.responses)])
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
+        a = np.concatenate([np.zeros(0), *whole.advantages])
+        r = np.concatenate([np.zeros(0), *(ratio(one.current - one.proximal) for one in whole.responses)])
         bottom, top = low[0], high[0]
         while bottom < low[1] or top < high[1]:
             gain = np.sum((a * np.minimum(r, top))[a > 0])
@@ -413,16 +418,16 @@ def balanced_clip(share: float, low: tuple[float, float], high: tuple[float, flo
                 bottom = min(bottom + step, low[1])
             else:
                 top = min(top + step, high[1])
-        return clip(1 - bottom, top - 1)(response, advantage, trusted)
+        return clip(1 - bottom, top - 1)(response, advantage, whole)
 
     return push
 
 
-def _score(shift: Callable[[Response], Vector], bound: Callable[[BoundedRatio], float]) -> Pusher:
-    def push(response: Response, advantage: Vector, trusted: BoundedRatio) -> Push:
+def _score(shift: Callable[[Response], Vector], bound: Callable[[WholeStep], float]) -> Pusher:
+    def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         r = ratio(shift(response))
-        weight = np.minimum(r, bound(trusted))
-        changed = r > bound(trusted) * (1 + 1e-6)  # a smaller change is float32's rounding of log-probabilities
+        weight = np.minimum(r, bound(whole))
+        changed = r > bound(whole) * (1 + 1e-6)  # a smaller change is float32's rounding of log-probabilities
         return Push(-weight * advantage * response.current, -weight * advantage, changed, changed)
 
     return push
@@ -438,7 +443,7 @@ def _sigmoid(x: Vector) -> Vector:
 
 Weights = Callable[[Sequence[Response]], list[float]]
 Added = tuple[float, list[Vector]]
-Term = Callable[[Sequence[Response], list[float], BoundedRatio], Added]
+Term = Callable[[Sequence[Response], list[float], WholeStep], Added]
 
 
 def token_mean(responses: Sequence[Response]) -> list[float]:
@@ -474,7 +479,7 @@ def constant_length(length: int) -> Weights:
 def reference_k2(coefficient: float) -> Term:
     """coefficient d^2 / 2, slope coefficient d, d = log current - log reference."""
 
-    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+    def term(responses: Sequence[Response], weights: list[float], whole: WholeStep) -> Added:
         gaps = [r.current - known(r.reference, "the reference") for r in responses]
         return _added([coefficient * d**2 / 2 for d in gaps], [coefficient * d for d in gaps], weights)
 
@@ -486,16 +491,15 @@ def leash(is_mixture: bool = False, is_k3: bool = False) -> Term:
 
     Args:
         is_mixture: Measure d against the mean of behavior and proximal, each weighted by 1 - its own effective size,
-            with e
-            the smaller of both; the value is then (1 - e) rho (exp(-d) - 1 + d) (section 5.9).
+            with e the smaller of both; the value is then (1 - e) rho (exp(-d) - 1 + d) (section 5.9).
         is_k3: Use the reference code's estimator, (1 - e) (exp(-d) - 1 + d), slope (1 - e) (1 - exp(-d)).
     """
 
-    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
-        e = min(trusted.behavior, trusted.proximal) if is_mixture else trusted.behavior
+    def term(responses: Sequence[Response], weights: list[float], whole: WholeStep) -> Added:
+        e = min(whole.behavior, whole.proximal) if is_mixture else whole.behavior
         values, slopes = [], []
         for response in responses:
-            anchor = _mixture(response, trusted) if is_mixture else response.behavior
+            anchor = _mixture(response, whole) if is_mixture else response.behavior
             rho, d = ratio(response.current - response.behavior), response.current - anchor
             values.append((1 - e) * (1.0 if is_k3 else rho) * (ratio(-d) - 1 + d))
             slopes.append((1 - e) * (1 - ratio(-d) if is_k3 else rho * d))
@@ -507,8 +511,8 @@ def leash(is_mixture: bool = False, is_k3: bool = False) -> Term:
 def covariance_kl(coefficient: float, share: float) -> Term:
     """coefficient |d|, d = log(current / proximal), of the share of all tokens with the highest covariance (KL-Cov)."""
 
-    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
-        found = covariances(responses, list(trusted.advantages))
+    def term(responses: Sequence[Response], weights: list[float], whole: WholeStep) -> Added:
+        found = covariances(responses, list(whole.advantages))
         _, edge = highest(share, found)
         gaps = [np.where(c > edge, r.current - r.proximal, 0.0) for c, r in zip(found, responses, strict=True)]
         bounded = [np.clip(d, -20, 20) for d in gaps]
@@ -521,7 +525,7 @@ def covariance_kl(coefficient: float, share: float) -> Term:
 def positive_nll(coefficient: float) -> Term:
     """-coefficient log current over the tokens of responses with a reward above 0, divided by their number."""
 
-    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+    def term(responses: Sequence[Response], weights: list[float], whole: WholeStep) -> Added:
         is_positive = [r.is_graded and r.reward > 0 for r in responses]
         count = max(sum(len(r) for r, yes in zip(responses, is_positive, strict=True) if yes), 1)
         own = [yes / count for yes in is_positive]
@@ -537,7 +541,7 @@ def given_nll(coefficient: float) -> Term:
     H is -log current, as a batch has no distribution, so the weight is the probability.
     """
 
-    def term(responses: Sequence[Response], weights: list[float], trusted: BoundedRatio) -> Added:
+    def term(responses: Sequence[Response], weights: list[float], whole: WholeStep) -> Added:
         own = [r.is_given / max(sum(len(g) for g in responses if g.is_given), 1) for r in responses]
         slopes = [-coefficient * np.exp(r.current) for r in responses]
         return _added([s * r.current for s, r in zip(slopes, responses, strict=True)], slopes, own)
@@ -545,9 +549,9 @@ def given_nll(coefficient: float) -> Term:
     return term
 
 
-def _mixture(response: Response, trusted: BoundedRatio) -> Vector:
+def _mixture(response: Response, whole: WholeStep) -> Vector:
     """Return log((w_b behavior + w_p proximal) / (w_b + w_p)), w = 1 - effective size; behavior when both are 0."""
-    of_behavior, of_proximal = max(1 - trusted.behavior, 0.0), max(1 - trusted.proximal, 0.0)
+    of_behavior, of_proximal = max(1 - whole.behavior, 0.0), max(1 - whole.proximal, 0.0)
     total = of_behavior + of_proximal
     if total == 0:
         return response.behavior
@@ -591,13 +595,13 @@ class Oracle:
         responses = step.responses()
         advantages, weights = self.credit(responses), self.mean(responses)
         sampled = [r for r in responses if len(r) and not r.is_given] or responses
-        trusted = BoundedRatio(
+        whole = WholeStep(
             _effective_size([r.current - r.behavior for r in sampled]),
             _effective_size([r.current - r.proximal for r in sampled]),
             responses,
             advantages,
         )
-        pushes = [self.push(r, a, trusted) for r, a in zip(responses, advantages, strict=True)]
+        pushes = [self.push(r, a, whole) for r, a in zip(responses, advantages, strict=True)]
         ones = [np.ones(len(r)) for r in responses]
         factors = ones if self.factors is None else self.factors(responses, advantages)
         scaled = [w * f for w, f in zip(weights, factors, strict=True)]
@@ -605,7 +609,7 @@ class Oracle:
         gradient = [s * p.slope for s, p in zip(scaled, pushes, strict=True)]
         loss = policy
         for term in self.terms:
-            value, slopes = term(responses, weights, trusted)
+            value, slopes = term(responses, weights, whole)
             loss += value
             gradient = [g + s for g, s in zip(gradient, slopes, strict=True)]
         tokens = max(sum(len(r) for r in responses), 1)
@@ -617,7 +621,7 @@ class Oracle:
             gradient=step.scatter(gradient),
             clipped_fraction=sum(int(np.sum(p.is_clipped)) for p in pushes) / tokens,
             out_of_band_fraction=sum(int(np.sum(p.is_out)) for p in pushes) / tokens,
-            ess_fraction=trusted.behavior,
+            ess_fraction=whole.behavior,
         )
 
 
