@@ -261,7 +261,7 @@ class JudgeClient(Scorer):
                     if time.monotonic() > until:
                         raise TimeoutError(f"no whole reply in {seconds:g} s")
         except urllib.error.HTTPError as error:
-            # The error is the open response: without `with` its socket would stay open.
+            # The error is the open response: without ``with`` its socket would stay open.
             with error:
                 # A key that the text repeats is found whole before the text is cut.
                 text = self._without_key(error.read(_PART).decode(errors="replace"))[:300]

@@ -321,7 +321,7 @@ def _read_parquet(file: Path, numbering: Collection[str] | None) -> list[Row]:
 def _read_arrow(file: Path, numbering: Collection[str] | None) -> list[Row]:
     ipc = import_optional("pyarrow.ipc", "tables", "an Arrow file")
     with file.open("rb") as opened:
-        # `save_to_disk` writes the stream format, other programs the file format, both as .arrow.
+        # ``save_to_disk`` writes the stream format, other programs the file format, both as .arrow.
         begin = ipc.open_file if opened.read(6) == b"ARROW1" else ipc.open_stream
     return read_arrow(file, "Arrow", lambda: begin(file.read_bytes()).read_all().to_reader(BATCH), numbering)
 

@@ -121,6 +121,8 @@ def compare_logs(named: Sequence[tuple[str, Path]], kind: Kind | None = None) ->
     """
     if len({name for name, _ in named}) < 2:
         raise DatasetError("a comparison needs runs of two names or more: --logs grpo=DIR1 grpo=DIR2 dapo=DIR3")
+    # Every log is read before a kind is chosen, so that one run without held-out scores
+    # turns the whole comparison to training rewards instead of comparing unlike numbers.
     offered = [(name, path, _offered(path)) for name, path in named]
     kinds: tuple[Kind, ...] = ("held-out", "training") if kind is None else (kind,)
     chosen = next((k for k in kinds if all(k in scores for _, _, scores in offered)), None)
@@ -132,6 +134,8 @@ def compare_logs(named: Sequence[tuple[str, Path]], kind: Kind | None = None) ->
     for name, _, scores in offered:
         arms.setdefault(name, []).append(scores[chosen])
     pairs = [(a, b, *_contrasted(arms[a], arms[b])) for a, b in combinations(arms, 2)]
+    # Holm's correction needs all p-values at once. Pairs without one take no part
+    # in the count, so the iterator advances only where a pair has a contrast.
     corrected = iter(holm([found.p_value for _, _, _, found, _ in pairs if found is not None]))
     return LoggedComparison(
         chosen,
@@ -210,6 +214,8 @@ def _notes(found: LoggedComparison) -> list[str]:
 
 def _arm(name: str, runs: Sequence[LoggedScores]) -> LoggedArm:
     table = _table(runs, _shared(runs))
+    # With prompts in common the bootstrap over runs and prompts applies. Without
+    # them a run is one number, and only the spread between runs is known.
     interval = mean_over(table) if table.shape[1] > 1 else None
     if interval is None and len(runs) > 1:
         half = student_quantile(SIGNIFICANCE, len(runs) - 1) * float(table.std(ddof=1)) / math.sqrt(len(runs))
@@ -220,7 +226,9 @@ def _arm(name: str, runs: Sequence[LoggedScores]) -> LoggedArm:
 def _contrasted(first: Sequence[LoggedScores], second: Sequence[LoggedScores]) -> tuple[float, Contrast | None, int]:
     """Return the difference, the contrast, and the prompts by which they are paired."""
     shared = _shared([*first, *second])
+    # With fewer shared prompts the sign-flip test over prompts could not reach 5%, whatever the scores are.
     if len(shared) >= FEWEST:
+        # A paired table needs as many rows on both sides: runs are paired in the order in which they were named.
         count = min(len(first), len(second))
         paired = contrast(*(_table(runs[:count], shared) for runs in (first, second)))
         return paired.mean, paired, len(shared)
@@ -247,6 +255,8 @@ def _offered(path: Path) -> dict[Kind, LoggedScores]:
 
 def _of_foreign(run: ForeignRun) -> dict[Kind, LoggedScores]:
     found: dict[Kind, LoggedScores] = {}
+    # Held-out scores are those of the last evaluation; training rewards those
+    # of the last tenth of the steps, since a single step's prompts are few.
     held_out = list(run.answered[True])[-1:]
     logged = [score for _, score in run.scores[-1:]]
     rewards = column(run.rows, REWARD)
@@ -268,6 +278,7 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
     evaluations = read_evaluations(record.files.evaluations)
     if evaluations:
         answered = answered_after(record.files.answers, evaluations[-1].step)
+        # Keyed by the digest of the question and not by its id, because other libraries do not know gnomon's ids.
         scores = {row.question: score for row in answered if (score := row.measure("avg")) is not None}
         mean = _mean(scores.values()) if scores else evaluations[-1].headline.mean
         curve = [(e.step, e.headline.mean) for e in evaluations]
@@ -283,6 +294,7 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
 
 
 def _latest(steps: Sequence[int], last: int) -> list[int]:
+    # The last tenth of the run; where nothing was recorded there, the newest step that was.
     return [step for step in steps if last - max(1, last // LATEST) < step <= last] or list(steps[-1:])
 
 
@@ -294,12 +306,14 @@ def _recent(rewards: Sequence[tuple[int, float]], last: int) -> list[float]:
 def _by_prompt(groups: Sequence[Group]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for group in groups:
+        # Libraries differ in the white space around a prompt, which must not keep two logs of one question apart.
         rewards.setdefault(question_digest(group.task.text.strip()), []).extend(group.rewards)
     return {key: _mean(each) for key, each in rewards.items() if each}
 
 
 def _mean(values: Any) -> float:
     listed = list(values)
+    # The exact sum, so that the order in which a library logged its answers does not change the mean.
     return math.fsum(listed) / len(listed)
 
 
@@ -312,6 +326,7 @@ def arms_of(given: Sequence[str]) -> list[tuple[str, Path]]:
     found = []
     for each in given:
         name, equals, folder = each.partition("=")
+        # A folder may have "=" in its own name: what exists as a whole is a folder.
         path = Path(folder if equals and not Path(each).exists() else each)
         RunDirectory.check_there(path)
         found.append((name if equals and path != Path(each) else real_path(path).name, path))

@@ -37,6 +37,7 @@ def caveats(found: Comparison) -> list[str]:
 
 def _said(part: str, found: Comparison) -> list[str]:
     asked: dict[str, list[int]] = {}
+    # One sentence for each verdict, with the number of prompts of each pair of runs that it is about.
     for order in found.orders:
         asked.setdefault(order.verdict, []).append(order.questions)
     words = {"found": found, "asked": asked, "difference": DIFFERENCE, "same_cost": _SAME_COST, "listed": _listed}
@@ -48,6 +49,7 @@ def pair_in_words(pairing: Pairing, pairs: int) -> str:
     """Describe one pair: the better algorithm first, the difference with its interval, and the p-value."""
     gain, interval = pairing.contrast.mean, pairing.contrast.interval
     better, other = (pairing.second, pairing.first) if gain >= 0 else (pairing.first, pairing.second)
+    # The sentence names the better one first, so the interval turns around with the difference.
     low, high = (interval.low, interval.high) if gain >= 0 else (-interval.high, -interval.low)
     corrected = f", corrected for {pairs} pairs" if pairs > 1 else ""
     who = f"the model that {better} trained" if pairing.contrast.is_about_models else better
@@ -60,6 +62,7 @@ def _spent(found: Comparison) -> str:
     """Return what a run spent. For tokens, the range over algorithms, because the last step passes the budget."""
     if found.setting.unit != "tokens":
         return found.setting.limit
+    # A dict keeps the order and drops the second end where both read the same.
     ends = dict.fromkeys(f"{f(s.cost.tokens for s in found.standings):,.0f}" for f in (min, max))
     asked = f"{found.setting.amount:,.0f}"
     budget = "" if list(ends) == [asked] else f" (budget: {asked})"
@@ -140,6 +143,7 @@ def rendered(title: str, lede: str, sections: Sequence[PageSection]) -> str:
 
 def _printable(said: Any) -> Any:
     """Return a text without control characters and secrets; what is marked as HTML is the page's own."""
+    # Names of runs and reasons of failures come from files, so they may hold control characters or a secret.
     return said if isinstance(said, Markup) else without_secrets("".join(c if c.isprintable() else " " for c in said))
 
 
@@ -200,6 +204,7 @@ def chance(p: float) -> str:
 def cost_rows(found: Comparison) -> Rows:
     """Return the table of costs with a header row: one row per quantity, means over seeds."""
     costs = [s.cost for s in found.standings]
+    # Rows for the causes that some algorithm has; a cause that nobody has would be a row of zeros.
     causes = sorted({cause for cost in costs for cause, tokens in cost.wasted.items() if tokens})
     rows = [
         ["steps", *(f"{c.steps:.0f}" for c in costs)],
@@ -222,6 +227,7 @@ def _curves(found: Comparison, bands: Callable[[Ranking], Sequence[Band]], label
     series = []
     for ranked in found.standings:
         points = bands(ranked)
+        # One seed has no band: its lowest and highest value are the line itself.
         lows, highs = ([], []) if len(ranked.seeds) < 2 else ([p.low for p in points], [p.high for p in points])
         series.append(Series(ranked.name, [p.tokens for p in points], [p.mean for p in points], lows, highs))
     title, across = f"{label} against {_tokens(found)}", f"{_tokens(found)}, in training"

@@ -94,6 +94,7 @@ class Trained:
 
     def at(self, mark: float, unit: Unit) -> Point:
         """Return the first evaluation at or after ``mark``, or the last evaluation."""
+        # An evaluation happens between steps, so it may come a little after its share of the budget was spent.
         late = [point for point in self.points if point.spent(unit) >= mark]
         return late[0] if late else self.points[-1]
 
@@ -126,17 +127,22 @@ def read_trained(algorithm: str, seed: int, path: Path) -> Trained:
 
 def _points(path: Path, rows: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
     before = _before(rows)
+    # Step 0 is the evaluation before training. Tokens that the run generated for initial
+    # values or a critic count there already, so that a curve starts where its budget did.
     spent = {0: (before, 0.0)}
     seconds = 0.0
     for row in rows:
         seconds += _number(row, "time/step_seconds")
         spent[row["step"]] = (_number(row, "tokens/generated_total"), seconds)
+    # An evaluation of a step whose metrics are torn has no known cost, so it cannot be placed on the curve.
     found = [e for e in read_evaluations(path / "evaluations.jsonl") if e.step in spent]
     return tuple(Point(*spent[e.step], float(e.step), e.headline.mean) for e in found)
 
 
 def _before(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the tokens generated before the first step."""
+    # The total counts from the run's beginning and the other number
+    # is the first step's own, so what is left was spent before it.
     return _number(rows[0], "tokens/generated_total") - _number(rows[0], "tokens/generated") if rows else 0.0
 
 
@@ -151,6 +157,8 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> Cost:
     for row in rows:
         for name in row:
             if cause := waste_cause(name).replace("_", " "):
+                # Recorded as a fraction of the step's tokens; steps differ in
+                # length, so tokens are summed and not fractions.
                 wasted[cause] = wasted.get(cause, 0.0) + _number(row, name) * _number(row, "tokens/generated")
     seconds = {stage: sum(_number(row, f"time/{stage}_seconds") for row in rows) for stage in STAGES}
     seconds["step"] = sum(_number(row, "time/step_seconds") for row in rows)
@@ -171,7 +179,9 @@ def _asked(record: RunRecord) -> tuple[tuple[tuple[str, ...], ...], bool]:
         groups: dict[int, str] = {}
         for row in read_rows(record.files.rollouts / f"step-{step:06d}.jsonl"):
             number = row.get("group")
+            # A group has one prompt and several rows; its number is the place in the order in which prompts were asked.
             groups.setdefault(number if type(number) is int else -1, str(row.get("task_id")))
+            # Dynamic sampling records removed groups behind the kept ones, which breaks the order within the step.
             is_filtered = is_filtered or row.get("kept") is False
         steps.append(tuple(task for _, task in sorted(groups.items())))
     return tuple(steps), is_filtered

@@ -46,6 +46,8 @@ from gnomon.training.signals import stop_on_signals
 
 # The process has its own group and dies with this program, however this program ends: the kernel closes the pipe that
 # the process reads. At its end the process appends its CPU seconds to the file in its first argument.
+# The child watches its own standard input: when this program ends, even by SIGKILL, the
+# pipe closes and the child kills its group. A signal handler here could not do that.
 _BEGIN = """
 import atexit, os, signal, sys, threading
 
@@ -95,6 +97,7 @@ class ComparisonJob:
         Raises:
             UserError: If the experiment is invalid.
         """
+        # Paths become absolute, because each run is a process that may be resumed from another folder.
         return resolve(from_table(self.table, self.overrides).experiment).with_absolute_paths().experiment
 
     def cpu_seconds(self) -> float | None:
@@ -145,10 +148,13 @@ def run_jobs(
         RunError: At the end, with the last lines of each failed run.
         Stopped: After a signal.
     """
+    # All experiments are checked before the first one starts: a typo
+    # in the last algorithm must not cost the hours of the others.
     experiments = check_jobs(jobs, workers)
     left = [job for job in jobs if not is_finished(job.folder, experiments[job.name])]
     for job in left:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
+        # The run is started from this file and not from the user's, which may be edited while earlier runs are at work.
         write_durably(job.file_with(".toml"), to_toml(experiments[job.name]).encode())
     if len(left) < len(jobs):
         console.say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
@@ -161,9 +167,12 @@ def run_jobs(
         console.phase("training", len(left)) as phase,
     ):
         while left or worker_group.working:
+            # Fill free places, pass a signal on, then collect what has ended; polling costs nothing beside training.
             while left and not stop.signal and len(worker_group.working) < workers:
                 worker_group.start(left.pop(0), threads)
                 phase.text = f"training {worker_group}"
+            # After a signal no run begins. Those at work are asked once to
+            # save and end, and the loop goes on until they have.
             if stop.signal:
                 left = []
                 worker_group.ask_to_end()
@@ -173,6 +182,7 @@ def run_jobs(
                 if not said:
                     finished(job)
                 elif not stop.signal:
+                    # A run that a signal ended is no failure of the run.
                     console.warn(said)
     if stop.signal:
         raise Stopped("stopped, and every run that was at work saved; the same command goes on", stop.signal)
@@ -190,6 +200,8 @@ def check_jobs(jobs: Sequence[ComparisonJob], workers: int) -> dict[str, Experim
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
     _refuse_shared(jobs)
+    # Each experiment is built with its defaults, so that it can be
+    # compared with the complete record of a run that was begun.
     experiments = {job.name: job.experiment() for job in jobs}
     for job in jobs:
         _refuse_other(job.folder, to_toml(experiments[job.name]))
@@ -208,6 +220,7 @@ class _Worker:
         """Return the end of the process's output without control characters."""
         with self.job.file_with(".log").open("rb") as log:
             size = log.seek(0, os.SEEK_END)
+            # The log is appended to by each attempt; an earlier attempt's lines must not explain this one's failure.
             log.seek(max(self.began, size - _LAST_BYTES))
             lines = without_secrets(log.read().decode(errors="replace")).splitlines()[-_LAST_LINES:]
         return "\n".join("    " + "".join(c if c.isprintable() else " " for c in line).rstrip() for line in lines)
@@ -223,6 +236,8 @@ class _Jobs:
 
     def start(self, job: ComparisonJob, threads: int) -> None:
         """Start or resume the job's run."""
+        # `-P` keeps the current folder out of the import path, where a
+        # file named like a library would be imported instead.
         command = [sys.executable, "-P", "-c", _BEGIN, str(real_path(job.file_with(CPU))), "train"]
         command += [str(job.file_with(".toml")), "--run-dir", str(job.folder)]
         with job.file_with(".log").open("ab") as log:
@@ -233,6 +248,7 @@ class _Jobs:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search_path()},
+                # A group of its own: Ctrl-C in the terminal reaches this program alone, which passes it on once.
                 start_new_session=True,
             )
         self.working.append(_Worker(job, program, began))
@@ -253,6 +269,7 @@ class _Jobs:
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to every process, once."""
+        # A second SIGTERM would end a run that is saving its checkpoint.
         for worker in () if self._are_asked else self.working:
             worker.program.send_signal(signal.SIGTERM)
         self._are_asked = True
@@ -266,6 +283,8 @@ class _Jobs:
     def __exit__(self, *_: object) -> None:
         for worker in self.working:
             with suppress(ProcessLookupError, PermissionError):
+                # Only processes that are left when the context is left by an
+                # error or a second signal; the group includes their graders.
                 os.killpg(worker.program.pid, signal.SIGKILL)
             worker.program.wait()
             _close(worker.program.stdin)
@@ -273,6 +292,8 @@ class _Jobs:
 
 def _search_path() -> str:
     """Return the process's import path, with this program's source first."""
+    # An editable checkout that is not installed would otherwise not
+    # be found by the child, or another installed version would be.
     own = str(Path(__file__).resolve().parents[3])
     return os.pathsep.join(place for place in (own, os.environ.get("PYTHONPATH", "")) if place)
 
@@ -296,6 +317,7 @@ def _report(failed: Mapping[str, str], count: int) -> str:
 def _threads(workers: int) -> int:
     """Return the threads of each of so many processes: an equal share of the cores, at most OMP_NUM_THREADS."""
     allowed = os.environ.get("OMP_NUM_THREADS", "")
+    # Without this every process would start a thread for each core, and runs side by side would slow each other down.
     each = max(1, cores() // max(1, workers))
     return min(each, int(allowed)) if allowed.isdigit() and int(allowed) else each
 
@@ -314,8 +336,10 @@ def _refuse_other(folder: Path, asked: str) -> None:
         return
     try:
         there = begun.read_text(encoding="utf-8")
+        # Equal text is the usual case and needs no parsing.
         if there == asked:
             return
+        # A record of an earlier version may say the same in other words; then the form is named as the difference.
         found = listed(differences(parse_toml(there), tomllib.loads(asked))) or "in the form of its record"
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{begun} cannot be read: {error}; name another folder") from error
@@ -367,6 +391,8 @@ class RunLimit:
             rollouts_per_step: Responses of a step.
         """
         if self.unit == "steps":
+            # Steps are a setting of an experiment; tokens and seconds are
+            # a budget that ends the run before its steps do.
             return [f"steps={int(self.amount)}"]
         # Every response has at least one token, so the budget ends the run before this number of steps.
         most = math.ceil(self.amount / rollouts_per_step) if self.unit == "tokens" else _MOST_STEPS
@@ -433,6 +459,8 @@ class Design:
         """
         if seeds < 1:
             raise ConfigError(f"--seeds must be 1 or more, got {seeds}; with one nothing is learned about another seed")
+        # What differs between the runs, or is the same for all of them
+        # by design, is set by the comparison's own options.
         for key, _ in map(parse_override, overrides):
             if key in _OURS:
                 raise ConfigError(f"{key} cannot be set in a comparison: {_OURS[key]}")
@@ -441,12 +469,14 @@ class Design:
         if len(named) < 2:
             raise ConfigError("--algorithms needs two names or more, such as grpo,spo (`gnomon algorithms` lists them)")
         contestants = tuple(_contestant(name, table) for name in named)
+        # Two names may have one folder name, "a b" and "a-b": their runs would be one run.
         for what, values in (("name", [e.name for e in contestants]), ("folder", [e.slug for e in contestants])):
             twice = [value for value in values if values.count(value) > 1]
             if twice:
                 raise ConfigError(f"two algorithms have the {what} {twice[0]}; give a file of its own name for one")
         design = cls(table, tuple(overrides), contestants, seeds, limit)
         for contestant in contestants:
+            # This builds each experiment, so settings that an algorithm refuses are found here.
             _check_schedule(design.experiment(contestant).learner.optimizer.schedule, contestant, limit)
         return design
 
@@ -477,6 +507,7 @@ class Design:
         """Return what all runs share: everything but algorithms and seeds."""
         shared = {key: value for key, value in self.table.items() if key not in ("algorithm", "seed", "name")}
         terms = {"experiment": shared, "overrides": list(self.overrides), "limit": [self.limit.amount, self.limit.unit]}
+        # Through JSON and back, so that the terms of a new design equal those that were read from a file.
         return dict(json.loads(json.dumps(terms, default=str)))
 
     def digest(self) -> str:
@@ -487,6 +518,8 @@ class Design:
         """Return the overrides of a run: the user's, the budget, the evaluations, the seed."""
         given = {key for key, _ in map(parse_override, self.overrides)}
         # budget.evaluations needs a budget, which is added below.
+        # The experiment is built once without budget to learn how many
+        # responses a step has, on which the most steps depend.
         plain = [o for o in self.overrides if parse_override(o)[0] != "budget.evaluations"]
         built = _built({**self.table, "algorithm": contestant.spec}, plain, contestant.name)
         marks = [f"{key}={value}" for key, value in self.limit.marks().items() if key not in given]
@@ -502,10 +535,12 @@ def _built(table: Mapping[str, Any], overrides: Sequence[str], name: str) -> Exp
 
 def _contestant(named: str, table: Mapping[str, Any]) -> Contestant:
     """Return the contestant for a preset, for FILE.py:NAME, or for an experiment that differs only by its algorithm."""
+    # A preset's name, or FILE.py:NAME of an algorithm of the user's.
     if not named.endswith(".toml"):
         return Contestant(named.rpartition(":")[2] if ":" in named else named, named)
     own, path = _own(named), Path(named)
     theirs = _built(own, (), path.stem)
+    # The comparison's experiment with the file's algorithm: were the rest of the file the same, the two would be equal.
     ours = _built({**table, "algorithm": algorithm_table(theirs.algorithm)}, (), path.stem)
     begun, given = (to_table(replace(one, name="")) | {"algorithm": None} for one in (ours, theirs))
     other = differences(begun, given)
@@ -521,6 +556,7 @@ def _own(experiment: str | Path) -> dict[str, Any]:
     """Return an experiment's table. Raises ConfigError if it belongs to another user's run and names code."""
     table, folder = read(experiment), Path(experiment).parent
     if (folder / "run.json").exists():
+        # A run's folder that belongs to another user names code that would be run here.
         check_own(folder, table)
     return table
 
@@ -555,16 +591,20 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
         RunError: If no run of some algorithm finished.
         Stopped: After a signal.
     """
+    # Cheap checks first, and nothing is written before all of them have passed.
     _refuse_other_study(design, folder)
     _check_budget(design, console)
     plans = {contestant.name: _plan(design, contestant, console) for contestant in design.contestants}
     setting = _setting(design, plans)
     jobs = {(e.name, seed): design.job(e, seed, folder) for seed in design.seed_numbers() for e in design.contestants}
+    # The plans say how much memory a run takes, so how many fit beside each other.
     at_once = _room(design, plans, len(jobs)) if workers is None else workers
     check_jobs(list(jobs.values()), at_once)
     # All checks are done, so a refused comparison leaves no files.
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / TERMS, {"format": FORMAT, "terms": design.terms()})
+    # A run that failed is a finding of the comparison and does not hide what
+    # the others found; only an algorithm without any run makes it meaningless.
     failures = ""
     try:
         run_jobs(list(jobs.values()), at_once, console)
@@ -587,8 +627,11 @@ def conduct(design: Design, folder: Path, workers: int | None, console: Console)
             f"{', '.join(idle)}: {design.limit} were spent before the first step, for initial values or a critic, so "
             "nothing was learned that could be compared; give more, or leave it out"
         )
+    # The order of the command line decides colors and the signs of
+    # differences, so it must not depend on which seed came first.
     runs.sort(key=lambda run: list(plans).index(run.algorithm))
     found = summarize(setting, runs, failures)
+    # Numbers first: a page can be drawn again from them.
     write_json(folder / NUMBERS, found.as_row())
     write_durably(folder / PAGE, page(found).encode())
     return found
@@ -637,6 +680,7 @@ def _check_steps(design: Design, resolved: Mapping[str, Resolved], console: Cons
         ConfigError: Naming the smallest valid budget.
     """
     experiments = {name: one.experiment for name, one in resolved.items()}
+    # The algorithm with the largest step decides whether all have at least one.
     name, most = max(((n, e.rollouts_per_step) for n, e in experiments.items()), key=lambda found: found[1])
     if design.limit.amount < most:
         raise ConfigError(
@@ -657,6 +701,7 @@ def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Con
 
     Only the prompts are read for this check; they are the same for every algorithm.
     """
+    # Asked for one prompt: which algorithms measure initial values at all. Most do not, and then no dataset is read.
     early = {name: one.experiment for name, one in resolved.items() if initial_answers(one.experiment, 1)}
     if not early:
         return
@@ -666,6 +711,7 @@ def _refuse_spent(design: Design, resolved: Mapping[str, Resolved], console: Con
         prompts = len(questions(first).split.train)
     for name, experiment in early.items():
         answers = initial_answers(experiment, prompts)
+        # Each answer has one token or more, so the budget is certainly spent.
         if answers >= design.limit.amount:
             most = answers * experiment.sampling.max_completion_length
             raise ConfigError(
@@ -690,6 +736,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
     supervised = tuple(name for name, e in experiments.items() if e.algorithm.is_supervised)
     marks = first.budget.evaluations or MARKS
     if design.limit.unit == "steps":
+        # A user may set how often is evaluated, and the caveats on the page name the true number.
         marks = max(1, int(design.limit.amount) // max(1, first.evaluation.every or int(design.limit.amount)))
     return ComparedSetting(
         experiment=first.name,
@@ -698,6 +745,7 @@ def _setting(design: Design, plans: dict[str, RunEstimate]) -> ComparedSetting:
         limit=str(design.limit).replace("generated", "answer" if supervised else "generated"),
         unit=design.limit.unit,
         amount=design.limit.amount,
+        # All runs have the same dataset, so any plan says how long an epoch is.
         epoch=plans[design.contestants[0].name].training_prompts,
         uniform=tuple(name for name, e in experiments.items() if isinstance(e.algorithm.sampler, Uniform)),
         marks=marks,
@@ -716,6 +764,7 @@ def penalized(design: Design) -> tuple[str, ...]:
 
 def _room(design: Design, plans: dict[str, RunEstimate], jobs: int) -> int:
     """Return the number of parallel runs: one per core while memory lasts, one on a GPU."""
+    # Processes on one GPU would share its memory and take turns: together they are no faster than one after another.
     device = resolve_device(design.experiment(design.contestants[0]).device)
     if device.type != "cpu":
         return 1

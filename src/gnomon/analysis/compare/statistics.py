@@ -70,6 +70,7 @@ class Contrast:
     @property
     def detectable(self) -> float:
         """The smallest true difference that a comparison of this size detects at 80% power, at 5% uncorrected."""
+        # (t for 5% on two sides + z for 80% on one) standard errors: the usual formula for the power of a t test.
         spread = math.sqrt(self.seed_variance + self.prompt_variance)
         return (student_quantile(SIGNIFICANCE, self.df) + _NORMAL.inv_cdf(POWER)) * spread
 
@@ -79,6 +80,8 @@ class Contrast:
         The estimate keeps the error from prompts, although the interaction of prompts and seeds shrinks as well. With
         one seed the variance between seeds is unknown, and the result is None.
         """
+        # More seeds shrink only their own part of the error. If the
+        # prompts' part alone is too large, no number of seeds is enough.
         left = _target(difference) - self.prompt_variance
         if left <= 0 or self.is_about_models:
             return None
@@ -117,13 +120,19 @@ def mean_over(scores: Floats, confidence: float = 0.95, resamples: int = RESAMPL
     random = np.random.default_rng(seed)
     by_seed = scores.mean(axis=1)
     center = float(by_seed.mean())
+    # Weights instead of indices: a resample of the rows is a vector of how often each was drawn, (resamples, seeds).
     drawn_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
     drawn_prompts = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    # The resampled mean is w' X v. It is split at the row means into the part of the seeds,
+    # which is stretched, and the part of the prompts within the drawn seeds, which is not.
     of_seeds = stretch(seeds, confidence) * (drawn_seeds @ (by_seed - center))
+    # (resamples, prompts) @ (prompts, seeds), then the weighted sum over seeds: (resamples,).
     of_prompts = (drawn_seeds * (drawn_prompts @ (scores - by_seed[:, None]).T)).sum(axis=1)
     low, high = np.quantile(center + of_seeds + of_prompts, [(1 - confidence) / 2, (1 + confidence) / 2])
     if scores.min() >= 0 and scores.max() <= 1:
+        # Scores in [0, 1] have means there; the stretch knows nothing of that bound.
         low, high = max(0.0, low), min(1.0, high)
+        # Every resample of equal prompts is the same, which is no proof that other prompts would be.
         if bool(np.isclose(scores.mean(axis=0), center, rtol=0, atol=1e-12).all()):
             none_seen = wilson_interval(min(center, 1.0) * prompts, prompts, confidence)
             low, high = min(low, none_seen.low), max(high, none_seen.high)
@@ -166,15 +175,19 @@ def contrast(first: Floats, second: Floats) -> Contrast:
     if first.shape != second.shape:
         raise ConfigError(f"a contrast needs the same seeds and prompts twice, got {first.shape} and {second.shape}")
     seeds, prompts = _shape(first)
+    # With one seed this test over prompts is the whole answer; with several its p-value is a lower bound for min F'.
     by_prompt = paired_difference(first.mean(axis=0).tolist(), second.mean(axis=0).tolist())
     gains = second - first
     mean = float(gains.mean())
+    # a and b of the docstring: squared standard errors of the mean from seeds and from prompts.
     of_seeds = float(gains.mean(axis=1).var(ddof=1)) / seeds if seeds > 1 else 0.0
     of_prompts = float(gains.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
     total = of_seeds + of_prompts
     df = max(1.0, prompts - 1.0) if seeds == 1 else _degrees(of_seeds, seeds, of_prompts, prompts)
     interval, p_value = by_prompt.interval, by_prompt.p_value
     if seeds > 1 and total > 0:
+        # Student's t assumes normal means. Where few prompts differ it
+        # would be too sure, and the sign-flip test is exact.
         p_value = max(student_p(mean / math.sqrt(total), df), p_value)
         low, high = span(np.concatenate([first.ravel(), second.ravel()]))
         interval = _interval(mean, math.sqrt(total), df, p_value, high - low)
@@ -198,6 +211,7 @@ def unpaired(first: Floats, second: Floats) -> Contrast | None:
     References:
         Welch 1947, Biometrika 34, 28-35; Satterthwaite 1946.
     """
+    # A side with one run and one prompt is a single number without any spread.
     shapes = [_shape(table) for table in (first, second)]
     if (1, 1) in shapes:
         return None
@@ -208,8 +222,11 @@ def unpaired(first: Floats, second: Floats) -> Contrast | None:
         for axis, count in enumerate(shape)
         if count > 1
     ]
+    # `parts` has (squared standard error, degrees of freedom,
+    # axis) of each axis of each side that has more than one value.
     of_runs, of_prompts = (sum(variance for variance, _, of in parts if of == axis) for axis in (0, 1))
     mean, total = float(second.mean()) - float(first.mean()), of_runs + of_prompts
+    # Satterthwaite: the degrees of freedom of a sum of independent variances.
     below = sum(variance**2 / count for variance, count, _ in parts)
     df = max(1.0, total**2 / below) if below else float(min(count for _, count, _ in parts))
     # Without any variance nothing is known of what was not seen.
@@ -223,7 +240,10 @@ def unpaired(first: Floats, second: Floats) -> Contrast | None:
 def _interval(mean: float, error: float, df: float, p_value: float, width: float) -> Interval:
     """Return the interval for a p-value; ``error`` is at least the standard error, ``width`` the range of a score."""
     if p_value > student_p(mean / error, df):
+        # The sign-flip test was less sure than Student's t. The error is widened until
+        # Student's t gives that p-value, so that interval and p-value tell the same story.
         t = student_quantile(p_value, df)
+        # A p-value near 1 has a t near 0, and the quotient would overflow: such an interval is cut at the width anyway.
         error = max(error, abs(mean) / t) if t * width > abs(mean) / 1e6 else math.inf
     half = student_quantile(SIGNIFICANCE, df) * error
     low, high = mean - half, mean + half
@@ -301,6 +321,7 @@ def order_of(first: Trained, second: Trained, epoch: int) -> RunOrder:
     elif first.is_filtered and second.is_filtered:
         verdict = "unknown"
     elif (first.is_filtered or second.is_filtered) and _are_sets(first, second):
+        # The order within a filtered step is lost, but the set of prompts up to each step's end is not.
         verdict = "same, step by step"
     else:
         verdict = "other"
@@ -316,9 +337,13 @@ def _are_ends(one: Sequence[str], other: Sequence[str], epoch: int, step: int) -
 
     The last step is left out, because prompts that it puts off come after the end of the sequence.
     """
+    # A prompt occurs once an epoch, so a visit is identified by the prompt and how often it was asked before.
     left, right = _visits(one), _visits(other)
     for visit, place in left.items():
+        # A visit that the other sequence lacks counts as far away.
         found = right.get(visit, place + len(one))
+        # Within two steps of a multiple of the epoch: the prompt was
+        # put off by one step, and its own step may straddle the end.
         is_end = abs(place - max(1, round(place / epoch)) * epoch) <= 2 * step
         is_far = abs(place - found) > step and min(place, found) < len(one) - step
         if place != found and (not is_end or is_far):
@@ -344,6 +369,7 @@ def _are_sets(first: Trained, second: Trained) -> bool:
     ends = list(accumulate(len(step) for step in filtered.asked))
     for step, end in zip(filtered.asked, ends, strict=True):
         asked.update(step)
+        # Beyond the shorter run there is nothing to compare with.
         if end <= len(row) and asked != Counter(row[:end]):
             return False
     return bool(ends) and ends[0] <= len(row)
@@ -474,11 +500,13 @@ def summarize(setting: ComparedSetting, runs: Sequence[Trained], failures: str =
     """
     names = list(dict.fromkeys(run.algorithm for run in runs))
     by_name = {name: {run.seed: run for run in runs if run.algorithm == name} for name in names}
+    # A prompt whose grading failed in one run is left out of all, so that every mean is over the same prompts.
     prompts = sorted(set.intersection(*(set(run.scores) for run in runs))) if runs else []
     if not prompts:
         raise DatasetError("the runs share no held-out prompt that each of them answered, so they cannot be compared")
     pairs = []
     for first, second in combinations(names, 2):
+        # A pair is compared on the seeds that both finished, or the seed's luck would count as the algorithm's.
         both = sorted(by_name[first].keys() & by_name[second].keys())
         if both:
             tables = [_table([by_name[name][seed] for seed in both], prompts) for name in (first, second)]
@@ -527,6 +555,7 @@ def _rewards(runs: Sequence[Trained]) -> list[Band]:
     most = max((tokens for run in runs for tokens, _ in run.rewards), default=0.0)
     bins: list[Band] = []
     for number in range(_BINS):
+        # Runs step at other numbers of tokens, so their rewards meet only in ranges.
         low, high = most * number / _BINS, most * (number + 1) / _BINS
         inside = [[reward for tokens, reward in run.rewards if low < tokens <= high] for run in runs]
         means = [sum(rewards) / len(rewards) for rewards in inside if rewards]
@@ -537,6 +566,7 @@ def _rewards(runs: Sequence[Trained]) -> list[Band]:
 
 def _orders(by_name: Mapping[str, Mapping[int, Trained]], setting: ComparedSetting) -> list[RunOrder]:
     """Compare the prompts of the first algorithm with shuffled epochs to those of each other one, by seed."""
+    # Algorithms that choose their prompts are meant to ask others, so only shuffled epochs are held to one order.
     uniform = [name for name in by_name if name in setting.uniform]
     return [
         order_of(by_name[uniform[0]][seed], by_name[name][seed], setting.epoch)

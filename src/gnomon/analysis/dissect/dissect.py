@@ -115,26 +115,36 @@ def decompose(algorithm: Algorithm, batch: Batch, current: Tensor) -> Dissection
     Raises:
         ConfigError: If the batch lacks a field that the algorithm needs.
     """
+    # In float64 the gradient can be compared with formulas to ten digits, and a bound that won is told from rounding.
     batch = _in_float64(batch)
     _check_needs(algorithm, batch)
+    # A rollout may be cut into several rows. Losses are defined on whole
+    # rollouts, so rows are joined, computed, and cut again at the end.
     segments, rows = Segments.of(batch), batch.mask
     batch, current = segments.whole(batch), segments.join(current)
     weighed = algorithm.weigh(algorithm.prepare(batch))
     assert weighed.weights is not None, "weigh gives them"
+    # The log-probabilities themselves are the leaf, in the place of a model's
+    # weights: d loss / d log-probability is what an algorithm adds to any model.
     mask, leaf = weighed.mask, current.detach().double().requires_grad_()
     entropy = _estimated_entropy(masked(leaf, mask))
+    # Whole-step numbers such as an effective sample size come before the loss that reads them, as in training.
     statistics = algorithm.statistics(leaf, weighed, entropy)
     loss = algorithm.loss(leaf, entropy, weighed, statistics)
     view = algorithm.view(leaf, entropy, weighed, statistics)
     per_token = algorithm.surrogate(view)[0]
     if algorithm.correction is not None:
         per_token = algorithm.correction(view)[0] * per_token
+    # The policy's part alone, without regularizers, so that the push is what the ratio's bound did.
     policy = _slope((weighed.weights * masked(per_token, mask)).sum(), leaf)
     gradient, advantages = _slope(loss.total, leaf), masked(view.advantages, mask)
+    # d policy loss / d current = -weight * push * advantage;
+    # tokens without advantage or weight have no push to speak of.
     pushed = weighed.weights * advantages
     push = masked(-policy / pushed, pushed != 0)
     ratio = masked(view.log_ratio.detach().exp(), mask)
     measured = {name.removeprefix("loss/"): value for name, value in loss.metrics.values().items()}
+    # Renamed, because this is an estimate from one token a position and training measures whole distributions.
     measured["entropy_estimate_nats"] = measured.pop("entropy_nats", 0.0)
     measured = _complete(measured, gradient, (push == 0) & (pushed != 0), mask)
     gradient, advantages, push, ratio = (segments.cut(matrix) for matrix in (gradient, advantages, push, ratio))
@@ -189,6 +199,7 @@ def as_row(recorded: RecordedBatch, found: Mapping[str, Dissection]) -> dict[str
 
 
 def _in_float64(batch: Batch) -> Batch:
+    # A batch that records one policy was scored on policy: proximal is behavior.
     there = {"proximal": batch.behavior}
     there |= {name: t for name, t in vars(batch).items() if isinstance(t, Tensor) and t.is_floating_point()}
     return batch.with_fields(**{name: t.double() for name, t in there.items()})
@@ -196,6 +207,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
     """Refuse a batch that lacks fields of the algorithm, naming all of them, or has no answers of its kind."""
+    # Tensors cannot be asked for their truth; of other fields an empty one counts as missing.
     there = {name for name, value in vars(batch).items() if isinstance(value, Tensor) or value}
     needed: list[str] = [name for name in _REMEDY if name in algorithm.needs - there]
     if uses_tracker(algorithm) and batch.baseline is None:
@@ -209,6 +221,7 @@ def _check_needs(algorithm: Algorithm, batch: Batch) -> None:
     name, rewards = f"algorithm '{algorithm.name}'", batch.rewards[batch.is_graded]
     if algorithm.ranks_pairs:
         raise ConfigError(f"{name} teaches a critic alone, and a batch has log-probabilities of a policy; leave it out")
+    # Answers of one prompt, where an answer in several rows counts once.
     largest = max(Counter(Segments.of(batch).whole(batch).group.tolist()).values(), default=0)
     if algorithm.samples == "pairs" and largest > 2:
         raise ConfigError(f"{name} compares a chosen answer with a rejected one, and a prompt_id has {largest} answers")
@@ -236,11 +249,13 @@ def _estimated_entropy(current: Tensor) -> Tensor:
 def _value_loss(algorithm: Algorithm, batch: Batch) -> float | None:
     if algorithm.critic is None or batch.values is None or batch.returns is None:
         return None
+    # The token mean over the whole batch, as the reference computes it.
     weights = batch.mask.double() / max(int(batch.mask.sum()), 1)
     return float(algorithm.critic.loss(batch.values, batch.with_fields(weights=weights))[0])
 
 
 def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> tuple[str, ...]:
+    # (rows, positions), each a letter; "." stands for a push that is the ratio itself.
     letters = [["."] * mask.shape[1] for _ in range(mask.shape[0])]
     # Later marks win. A push that differs from its ratio only in the tenth digit is rounded, not bounded.
     marks = {
@@ -259,6 +274,8 @@ def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> t
 def _complete(measured: Mapping[str, float], gradient: Tensor, stopped: Tensor, mask: Tensor) -> dict[str, float]:
     """Return the pieces' statistics, completed where a user's piece measured nothing."""
     tokens = max(int(mask.sum()), 1)
+    # A user's surrogate may measure nothing: then a token that has
+    # weight and advantage but no push was stopped by a bound.
     clipped = measured.get("clipped_fraction", float(stopped.sum()) / tokens)
     always = {
         "clipped_fraction": clipped,
@@ -273,6 +290,7 @@ def _complete(measured: Mapping[str, float], gradient: Tensor, stopped: Tensor, 
 
 def _norm(gradient: Tensor) -> float:
     largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+    # Scaled by its largest number, because squares of tiny or huge gradients leave float64.
     return largest * float(_scaled(gradient).norm()) if 0 < largest < math.inf else largest
 
 

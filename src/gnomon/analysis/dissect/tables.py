@@ -34,6 +34,7 @@ Found = Mapping[str, Dissection]
 def show(recorded: RecordedBatch, found: Found, source: str, rows: int, console: Console) -> None:
     """Print all tables, with at most ``rows`` sequences and tokens each; ``source`` names the batch."""
     console.print(Text(_head(recorded, source)))
+    # More algorithms than columns fit side by side come in blocks below each other.
     blocks = [dict(list(found.items())[at : at + SIDE_BY_SIDE]) for at in range(0, len(found), SIDE_BY_SIDE)]
     for block in blocks:
         console.print(Group(*_tables(recorded, block, rows)))
@@ -122,6 +123,7 @@ def _trust(recorded: RecordedBatch, block: Found, shown: int) -> Iterator[Render
         length = int(recorded.batch.lengths[row] - recorded.batch.prompt_lengths[row])
         for name, d in block.items():
             letters = d.trust[row][:length]
+            # Rows in which no bound acted would be a wall of dots.
             if set(letters) & set("x-+"):
                 strip = letters[:STRIP].replace(" ", "_") + (f" and {length - STRIP} more" if length > STRIP else "")
                 table.add_row(str(row), Text(_label(name)), Text(strip))
@@ -140,6 +142,7 @@ def _gradients(recorded: RecordedBatch, block: Found, rows: int) -> Table:
     for at in chosen:
         row, position = places[at].tolist()
         log_ratio = float(recorded.current[row, position] - batch.behavior[row, position])
+        # exp overflows in Python at 709.8, where torch would return inf.
         ratio = math.exp(log_ratio) if log_ratio < 700 else math.inf
         cells = [f"{_short(1000 * float(d.gradient[row, position]))} {d.trust[row][position]}" for d in block.values()]
         table.add_row(f"{row}:{position}", _short(float(recorded.current[row, position])), _short(ratio), *cells)
@@ -149,6 +152,8 @@ def _gradients(recorded: RecordedBatch, block: Found, rows: int) -> Table:
 def _telling(mask: Tensor, gradients: Sequence[Tensor], count: int) -> list[int]:
     """Return the trained tokens with the largest gradients under any algorithm, as indices in row order."""
     flat = [gradient[mask].abs() for gradient in gradients]
+    # Each algorithm's gradients relative to its own largest, or
+    # the one with the largest loss weights would choose all rows.
     largest = torch.stack([g / g.max() if len(g) and float(g.max()) > 0 else g for g in flat]).amax(0)
     return sorted(largest.argsort(descending=True, stable=True)[:count].tolist())
 

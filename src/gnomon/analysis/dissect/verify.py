@@ -71,6 +71,7 @@ class Golden:
 
     def step(self) -> Step:
         """Return the file's four sequences."""
+        # (sequences, positions), computed once by a program that shares no code with the presets or the oracles.
         fixture = vectors()["fixture"]
         mask = np.array(fixture["mask"]) > 0
         return Step(
@@ -206,20 +207,25 @@ def draw(kind: Kind, seed: int) -> Step:
 
     Masked positions hold nan and inf, because no computation may read them.
     """
+    # The kind is part of the seed, so a new kind at the end changes no earlier batch.
     random = np.random.default_rng([seed, KINDS.index(kind)])
     sizes = random.integers(kind.sizes[0], kind.sizes[1] + 1, size=4)
     group = np.repeat(np.arange(len(sizes)), sizes)
     rows = len(group)
     lengths = random.integers(0, kind.width + 1, size=rows)
+    # One row has full width: the longest response of a real batch fills its row.
     lengths[0] = kind.width
     graded = random.random(rows) >= kind.ungraded
     mask = np.arange(kind.width) < lengths[:, None]
+    # Holes are tokens that a tool wrote; a response without a verdict is not trained on at all.
     mask &= (random.random(mask.shape) >= kind.holes) & graded[:, None]
     rewards = random.choice(kind.rewards, size=rows) if kind.rewards else random.normal(size=rows)
     rollout = None
     if kind.segmented:
+        # A row continues in the next one only within its group, since a rollout belongs to one prompt.
         goes_on = (random.random(rows) < kind.segmented) & (group == np.append(group[1:], -1))
         rollout = np.cumsum(~np.append(False, goes_on[:-1])) - 1
+        # All segments of a rollout carry the same reward and verdict.
         rewards, graded = rewards[rollout], graded[rollout]
 
     def moved(
@@ -227,12 +233,15 @@ def draw(kind: Kind, seed: int) -> Step:
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return anchor + by * random.normal(size=mask.shape)
 
+    # Each policy is the one before it, moved: behavior sampled, proximal is the
+    # learner at the step's beginning, current is what the loss is computed at.
     behavior = moved(np.full(mask.shape, kind.center), kind.spread)
     proximal = moved(behavior, kind.shift)
     # Half of the responses move as a whole, so that means over a response also leave every bound.
     together = kind.shift * 3 * random.normal(size=(rows, 1)) * (random.random((rows, 1)) < 0.5)
     policies = {"behavior": behavior, "proximal": proximal, "current": moved(proximal, kind.shift) + together}
     policies |= {"reference": moved(behavior, kind.shift), "values": random.normal(size=mask.shape)}
+    # A masked position that leaks into a sum makes it nan, which no tolerance forgives.
     nothing = np.array([np.nan, np.inf, -np.inf])
     hidden = {
         name: np.where(mask, matrix, random.choice(nothing, size=mask.shape)) for name, matrix in policies.items()
@@ -243,9 +252,11 @@ def draw(kind: Kind, seed: int) -> Step:
     turn = state = steps = None
     if kind.turns > 1:
         turn = np.sort(random.integers(0, kind.turns, size=mask.shape), 1) + kind.turns * np.arange(rows)[:, None]
+        # Few states, so that several answers of a group meet in one and some are alone.
         state = turn * 7919 % 3
         steps = np.where(mask & graded[:, None], np.round(random.normal(size=mask.shape)), 0.0)
         index = np.arange(rows) if rollout is None else rollout
+        # The reward of a rollout is the sum of what its answers earned, over all of its rows.
         rewards = np.bincount(index, steps.sum(1), minlength=rows)[index]
     # The second reward is 0 or 1, so that some groups agree in one and differ in the other.
     components = np.stack([rewards, (random.random(rows) < 0.5).astype(np.float64)], 1)
@@ -272,6 +283,7 @@ def answered(step: Step, algorithm: Algorithm) -> Step:
     Each two responses are a pair, or one with a label and one that measures the KL; or all are right answers; or the
     first of each group is a demonstration.
     """
+    # Pairs are of rollouts and not of rows: both rows of one rollout stay together.
     index = np.arange(len(step.group)) if step.rollout is None else step.rollout
     is_first = index % 2 == 0
     if algorithm.demonstrated:
@@ -301,6 +313,7 @@ def to_batch(step: Step) -> tuple[Batch, Tensor]:
     rows, width = step.mask.shape
     arrays = {theirs: getattr(step, ours) for ours, theirs in _NAMES.items()}
     there: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+    # Prompts have no tokens here: losses read log-probabilities of responses alone.
     nothing = torch.zeros(rows, dtype=torch.long)
     batch = Batch(
         tokens=torch.zeros(rows, width, dtype=torch.long),
@@ -416,6 +429,7 @@ def verify(algorithms: Mapping[str, Algorithm] = FORMULATED, batches: int = 2) -
     Raises:
         ConfigError: If there are no formulas for an algorithm's name.
     """
+    # A preset without formulas would otherwise count as verified.
     missing = [a.name for a in algorithms.values() if a.name not in ORACLES]
     if missing:
         raise ConfigError(
@@ -447,8 +461,10 @@ def compare(ours: Dissection, theirs: ReferenceAnswer) -> tuple[int, float, list
     }
     numbers, largest, wrong = 0, 0.0, []
     for quantity, (left, right) in pairs.items():
+        # Both say that there is no critic. If only one does, the comparison below turns None into nan and reports it.
         if left is None and right is None:
             continue
+        # Each number for itself: a mean over the matrix would hide one wrong token.
         share = share_of_tolerance(left, right)
         numbers += share.size
         largest = max(largest, float(share.max(initial=0.0)))
@@ -467,6 +483,7 @@ def share_of_tolerance(ours: Any, theirs: Any) -> Any:
     """
     left, right = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     allowed = RELATIVE * np.maximum(np.abs(left), np.abs(right)) + ABSOLUTE
+    # An infinity is never equal to the other side's: sound formulas of finite inputs have none.
     finite = np.isfinite(left) & np.isfinite(right)
     return np.where(finite, np.abs(left - right) / np.where(finite, allowed, 1.0), np.inf)
 
@@ -479,6 +496,7 @@ def _verify(name: str, algorithm: Algorithm, batches: int) -> PresetVerdict:
             answer = ORACLES[algorithm.name](step)
             count, share, wrong = compare(decompose(algorithm, *to_batch(step)), answer)
             numbers, largest = numbers + count, max(largest, share)
+            # The first disagreement is reported with its place; the others usually follow from it.
             if wrong and first is None:
                 quantity, place, (ours, theirs) = wrong[0]
                 first = ArrayDifference(name, kind.name, seed, quantity, place, ours, theirs)
@@ -495,6 +513,7 @@ def _wrong(case: Golden) -> list[str]:
         ("formula", theirs.loss, theirs.gradient),
     ):
         place = f"reference case {'.'.join(case.section)}: the {who} {case.preset}"
+        # Written with "not", so that a share that is nan is wrong as well.
         if not share_of_tolerance(its_loss, loss) <= 1:
             found.append(f"{place} has loss {its_loss!r}, which should be {loss!r}")
         if gradient is not None and not np.allclose(its_gradient, gradient, rtol=0, atol=ATOL):

@@ -360,7 +360,7 @@ def begun(columns: Mapping[str, Any], prompt: str) -> Piece | None:
     for text in (columns.get("starter_code"), columns.get("prompt"), prompt):
         if not isinstance(text, str) or not ("def " in text or "import " in text):
             continue
-        # A signature without a body does not parse, so a body of `pass` is tried behind it.
+        # A signature without a body does not parse, so a body of ``pass`` is tried behind it.
         for some in (text, *(block.body for block in blocks(text) if block.is_python)):
             for whole in (some, some.rstrip() + "\n" + " " * inner_indent(some) + "pass\n"):
                 piece = Piece(some, parsed(whole))

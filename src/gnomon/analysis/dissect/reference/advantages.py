@@ -22,11 +22,13 @@ def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) 
     """(x - mean of the group) / (sample deviation + epsilon); 0 in a group of one and of equal rewards (D3, D4, D5)."""
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
+        # Rewards of the whole step, for the deviation over the batch (Lite PPO).
         everything = [r.reward for r in responses if r.is_graded]
 
         def number(response: Response, responses: Sequence[Response]) -> float:
             members = _siblings(response, responses)
             centered = response.reward - math.fsum(members) / max(len(members), 1)
+            # Equal rewards give exactly 0: their mean may differ from each of them by rounding.
             if not response.is_graded or max(members) == min(members):
                 centered = 0.0
             spread = {"group": members, "batch": everything, "none": []}[scale]
@@ -66,9 +68,11 @@ def accepted(best: bool = False) -> Credit:
         good = [i for i, r in enumerate(responses) if r.is_graded and r.reward > 0]
         if best:
             leaders: dict[int, int] = {}
+            # Of equally good responses the first, as the piece breaks ties.
             for i in sorted(good, key=lambda i: (-responses[i].reward, i)):
                 leaders.setdefault(responses[i].group, i)
             good = list(leaders.values())
+        # The token mean divides by all trained tokens, and this factor turns it into the mean over the accepted ones.
         scale = sum(map(len, responses)) / max(sum(len(responses[i]) for i in good), 1)
         return _everywhere([scale * (i in good) for i in range(len(responses))], responses)
 
@@ -86,6 +90,7 @@ def leave_one_out(kl: float) -> Credit:
     """x - mean of the others, x = r - kl sum_t log(proximal / reference) (section 8.2)."""
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
+        # The penalty enters the reward, so the baseline of the others carries it as well.
         shaped = [replace(r, reward=r.reward - kl * float(np.sum(r.penalty))) for r in responses]
         return over_others(shaped)
 
@@ -115,19 +120,23 @@ def of_least_variance(responses: Sequence[Response]) -> list[Vector]:
     The squared distance is 1 - 2 p + sum p^2, with sum p^2 = p^2 / p', p' the probability at half the temperature.
     The last response that goes on keeps G_t; equal returns give 0.
     """
+    # G_t: what is earned from token t on.
     gains = [np.array([math.fsum(r.earned[t:]) for t in range(len(r))]) for r in responses]
     weights = []
     for r in responses:
         sharpened = known(r.sharpened, "log-probabilities at half the temperature")
+        # sum p^2 - p^2 = p^2 / p' - p^2 = p^2 (1 - p') / p': written with expm1, because p' near 1 cancels.
         others = np.exp(2 * r.proximal - sharpened) * -np.expm1(sharpened)
         weights.append(np.cumsum(np.expm1(r.proximal) ** 2 + others))
     found = []
     for i, response in enumerate(responses):
         row = gains[i].copy()
         for t in range(len(response)):
+            # Responses that are shorter have no t-th token and no say in its baseline.
             there = [j for j, r in enumerate(responses) if r.group == response.group and len(r) > t]
             reached, weight = [float(gains[j][t]) for j in there], [float(weights[j][t]) for j in there]
             if len(there) > 1:
+                # Tokens of probability 1 have no gradient and weight 0; then the plain mean is as good as any.
                 weight = weight if sum(weight) > 0 else [1.0] * len(there)
                 gaps = [(float(gains[i][t]) - gain) * w for gain, w in zip(reached, weight, strict=True)]
                 row[t] = math.fsum(gaps) / math.fsum(weight)
@@ -141,6 +150,7 @@ def returns(kl: float = 0.0) -> Credit:
     def credit(responses: Sequence[Response]) -> list[Vector]:
         found = []
         for response in responses:
+            # Without a coefficient the reference is not read, as many batches have none.
             penalties = kl * response.penalty if kl else np.zeros(len(response))
             gains = response.earned - penalties
             found.append(np.array([math.fsum(gains[t:]) for t in range(len(response))]))
@@ -162,6 +172,7 @@ def tracked(epsilon: float = 1e-8) -> Credit:
         graded = [a for a, response in zip(raw, responses, strict=True) if response.is_graded]
         if len(graded) > 1:
             mean, deviation = math.fsum(graded) / len(graded), _deviation(graded)
+            # The sample deviation of equal advantages is 0 up to rounding, which would be divided by epsilon.
             is_flat = max(graded) == min(graded)
             raw = [0.0 if is_flat else (a - mean) / (deviation + epsilon) for a in raw]
         return _everywhere(raw, responses)
@@ -184,6 +195,7 @@ def whitened(inner: Credit, skip_degenerate: bool = False, epsilon: float = 1e-8
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
         raw = inner(responses)
+        # A group of equal rewards has advantage 0 for every token, and many such zeros would shrink the variance.
         counts = [not skip_degenerate or len(set(_siblings(r, responses))) > 1 for r in responses]
         tokens = [float(a) for vector, counted in zip(raw, counts, strict=True) if counted for a in vector]
         if not tokens or max(tokens) == min(tokens):
@@ -215,7 +227,9 @@ def by_state(gamma: float, epsilon: float = 1e-6) -> Credit:
             places = response.answers()
             gains = [math.fsum(response.earned[place]) for place in places]
             for k, place in enumerate(places):
+                # Every token of an answer has the state in which it was asked, so its first token tells.
                 state = 0 if response.state is None else int(response.state[place[0]])
+                # Discounted by answers and not by tokens: a long answer is one action.
                 worth = math.fsum(gamma ** (j - k) * gains[j] for j in range(k, len(gains)))
                 found.append((i, place, (response.group, state), worth))
         result = [np.zeros(len(r)) for r in responses]
@@ -235,6 +249,7 @@ def per_reward(inner: Credit) -> Credit:
         total = [np.zeros(len(r)) for r in responses]
         for c, weight in enumerate(responses[0].component_weights):
             parts = [known(r.components, "each reward by itself")[c] if r.is_graded else 0.0 for r in responses]
+            # The inner rule sees one reward at a time, as if it were the only one.
             alone = [replace(r, reward=float(part)) for r, part in zip(responses, parts, strict=True)]
             total = [sum_so_far + weight * each for sum_so_far, each in zip(total, inner(alone), strict=True)]
         return total
@@ -247,6 +262,7 @@ def over_batch(inner: Credit, epsilon: float = 1e-6) -> Credit:
 
     def credit(responses: Sequence[Response]) -> list[Vector]:
         raw = inner(responses)
+        # Each response has one advantage, so it counts once however long it is.
         numbers = [float(vector[0]) for vector in raw if len(vector)]
         if not numbers or max(numbers) == min(numbers):
             return [np.zeros(len(r)) for r in responses]
@@ -292,6 +308,7 @@ def gae(lambdas: Lambdas) -> Credit:
 
 def _gae(response: Response, decay: float) -> Vector:
     values, length = known(response.values, "values"), len(response)
+    # V_(t+1), and 0 after the last token: every end is terminal.
     after = np.append(values[1:], 0.0) if length else np.zeros(0)
     errors = response.earned + after - values
     return np.array([math.fsum(decay**k * errors[t + k] for k in range(length - t)) for t in range(length)])

@@ -57,6 +57,7 @@ class Step:
         """Return [B, T] with each response's numbers at its trained positions, 0 elsewhere."""
         whole = np.zeros(self.mask.shape)
         for rows, numbers in zip(self._rows(), responses, strict=True):
+            # The response's numbers run through its rows in order: each row takes as many as it has trained tokens.
             for row in rows:
                 whole[row, self.mask[row]], numbers = np.split(numbers, [int(self.mask[row].sum())])
         return whole
@@ -72,6 +73,7 @@ class Step:
     def _response(self, rows: list[int]) -> "Response":
         row = rows[0]
 
+        # Only trained tokens are kept, [L]; what is masked cannot enter any formula after this line.
         matrices = {name: matrix for name in _OF_TOKENS if (matrix := getattr(self, name)) is not None}
         cut: dict[str, Any] = {n: np.concatenate([m[i][self.mask[i]] for i in rows]) for n, m in matrices.items()}
         return Response(
@@ -115,6 +117,7 @@ class Response:
         """The reward of each token; all of it on the last one where nothing else is known."""
         if self.steps is not None:
             return self.steps
+        # [L]; a response without trained tokens has nowhere to earn it.
         return np.append(np.zeros(max(len(self) - 1, 0)), self.reward)[: len(self)]
 
     def answers(self) -> list[Any]:

@@ -87,12 +87,14 @@ def clip(low: float, high: float, cap: float | None = None, dual: float = np.inf
     def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         shift = response.current - response.proximal
         r = ratio(shift)
+        # The clipped branch wins where the ratio has left the band on the side to which the advantage pushes.
         stopped = ((advantage > 0) & (r > 1 + high)) | ((advantage < 0) & (r < 1 - low))
         bounded = np.where(advantage > 0, np.minimum(r, 1 + high), np.clip(r, 1 - low, dual))
         weight = np.ones(len(r))
         if cap is not None:
             weight = np.minimum(ratio(response.proximal - response.behavior), cap)
         is_beyond = (advantage < 0) & (r > dual)
+        # d(r A) / d log current = r A. It is 0 where a bound holds the value constant.
         slope = np.where(stopped | is_beyond | ~is_free(shift), 0.0, -r * advantage)
         return Push(-advantage * bounded * weight, slope * weight, stopped, (r > 1 + high) | (r < 1 - low))
 
@@ -107,6 +109,7 @@ def sequence_clip(low: float, high: float) -> Pusher:
         s = ratio(mean)
         stopped = ((advantage > 0) & (s > 1 + high)) | ((advantage < 0) & (s < 1 - low))
         bounded = np.where(advantage > 0, np.minimum(s, 1 + high), np.maximum(s, 1 - low))
+        # Each token moves the mean by 1 / L, and the sum over L equal token losses undoes it: the slope is -s A.
         slope = np.where(stopped | ~is_free(mean), 0.0, -s * advantage)
         return Push(-advantage * bounded, slope, stopped, (s > 1 + high) | (s < 1 - low))
 
@@ -147,6 +150,7 @@ def soft_gate(positive: float, negative: float) -> Pusher:
         shift = response.current - response.proximal
         r, tau = ratio(shift), np.where(advantage > 0, positive, negative)
         # 1 - s has its own formula, because for a large ratio s rounds to 1.
+        # d/d log current of (4 / tau) s A = 4 s (1 - s) r A.
         s, rest = _sigmoid(tau * (r - 1)), _sigmoid(-tau * (r - 1))
         slope = np.where(is_free(shift), -4 * s * rest * r * advantage, 0.0)
         return Push(-4 / tau * s * advantage, slope)
@@ -192,6 +196,7 @@ def geometric_clip(epsilon: float) -> Pusher:
         shift = response.current - response.proximal
         above, below = (advantage > 0) & (shift > epsilon), (advantage < 0) & (shift < -epsilon)
         d = np.where(above, epsilon, np.where(below, -epsilon, np.clip(shift, -20, 20)))
+        # Clipped before the mean: one extreme token cannot drag the whole response (GMPO).
         mean = np.exp(np.mean(d)) if len(d) else 1.0
         slope = np.where(above | below | ~is_free(shift), 0.0, -advantage * mean)
         return Push(-advantage * mean, slope, above | below, np.abs(shift) > epsilon)
@@ -207,6 +212,7 @@ def regression(beta: float) -> Pusher:
 
     def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
         miss = beta * float(np.sum(response.current - known(response.reference, "the reference"))) - advantage
+        # The response's loss stands at each of its L tokens, so a token's log-probability moves all L of them.
         return Push(miss**2, 2 * beta * miss * len(response))
 
     return push
@@ -236,12 +242,14 @@ def pairwise(loss: Callable[[float], tuple[float, float]]) -> Pusher:
     """
 
     def push(response: Response, advantage: Vector, whole: WholeStep) -> Push:
+        # (side, log-ratio) of the chosen and the rejected response: +1 and -1.
         both = [
             (float(np.sign(a[0])), over_reference(r))
             for r, a in zip(whole.responses, whole.advantages, strict=True)
             if r.group == response.group and len(r)
         ]
         value, slope = loss(math.fsum(side * gain for side, gain in both))
+        # dm / d log current is +1 or -1 by the side; the value stands at L tokens of each of both responses.
         return Push(value * np.ones(len(response)), slope * np.sign(advantage) * len(both) * len(response))
 
     return push
@@ -267,6 +275,7 @@ def prospect(beta: float) -> Pusher:
         there = [r for r in whole.responses if len(r)]
         others = [over_reference(r) for r in there if not r.is_graded]
         z = max(0.0, math.fsum(others) / max(len(others), 1))
+        # The sequence mean divides by all responses, and the loss is a mean over the labelled ones.
         share = response.is_graded * len(there) / max(len(there) - len(others), 1)
         x = np.sign(advantage) * beta * (over_reference(response) - z)
         slope = -share * np.sign(advantage) * beta * _sigmoid(x) * _sigmoid(-x) * len(response)
@@ -311,6 +320,7 @@ def close_in_kl(delta: float, mean: bool = False) -> Factors:
     """
 
     def factor(response: Response, advantage: Vector) -> Vector:
+        # A probability of 1 would make log(1 - p) infinite on both sides.
         p, q = (np.minimum(policy, -1e-12) for policy in (response.behavior, response.current))
         rest = np.log(-np.expm1(p)) - np.log(-np.expm1(q))
         divergence = np.exp(p) * (p - q) - np.expm1(p) * rest
@@ -351,6 +361,7 @@ def small_second_moment(budget: float) -> Factors:
         left = sorted(float(x) for row in outward for x in row if x >= 0)
         while left and sum(left) / len(left) > budget:
             left.pop()
+        # Everything that is larger than the largest shift that may stay is left out.
         edge = left[-1] if left else 0.0
         return [np.where(row > edge, 0.0, 1.0) for row in outward]
 
@@ -412,6 +423,7 @@ def balanced_clip(share: float, low: tuple[float, float], high: tuple[float, flo
         while bottom < low[1] or top < high[1]:
             gain = np.sum((a * np.minimum(r, top))[a > 0])
             loss = -np.sum((a * np.maximum(r, bottom))[a < 0])
+            # The lower bound is raised first, to its limit, and then the upper one.
             if gain >= share * (gain + loss):
                 break
             if bottom < low[1]:
@@ -594,6 +606,7 @@ class Oracle:
         """Compute one optimizer step."""
         responses = step.responses()
         advantages, weights = self.credit(responses), self.mean(responses)
+        # Demonstrations were sampled by no policy of ours, so they say nothing about the mismatch of policies.
         sampled = [r for r in responses if len(r) and not r.is_given] or responses
         whole = WholeStep(
             _effective_size([r.current - r.behavior for r in sampled]),
@@ -604,12 +617,14 @@ class Oracle:
         pushes = [self.push(r, a, whole) for r, a in zip(responses, advantages, strict=True)]
         ones = [np.ones(len(r)) for r in responses]
         factors = ones if self.factors is None else self.factors(responses, advantages)
+        # Corrections multiply the policy loss alone; the terms below keep the plain weights.
         scaled = [w * f for w, f in zip(weights, factors, strict=True)]
         policy = math.fsum(float(x) for s, p in zip(scaled, pushes, strict=True) for x in s * p.loss)
         gradient = [s * p.slope for s, p in zip(scaled, pushes, strict=True)]
         loss = policy
         for term in self.terms:
             value, slopes = term(responses, weights, whole)
+            # A term is added with its own slopes; its value does not enter the policy loss.
             loss += value
             gradient = [g + s for g, s in zip(gradient, slopes, strict=True)]
         tokens = max(sum(len(r) for r in responses), 1)
