@@ -149,9 +149,9 @@ def test_a_run_says_nothing_that_only_sampled_answers_have(tmp_path: Path):
     recorded = [one.rollout for one in run.rollouts(1)]
     assert [(one.grade.reward, one.grade.error) for one in recorded] == [(None, None)] * 16
     assert all(math.isnan(number) for one in recorded for number in one.logprobs)
-    [shelf] = Reader(RunRecord.of(run.directory), None, None).shelves(scan(RunRecord.of(run.directory), []))
-    assert (shelf.title, {one.reward for one in shelf.rollouts}) == ("Through the run", {None})
-    assert not any("advantage" in fact or "nats" in fact for one in shelf.rollouts for fact in one.facts)
+    [course] = Reader(RunRecord.of(run.directory), None, None).rollout_lists(scan(RunRecord.of(run.directory), []))
+    assert (course.title, {one.reward for one in course.rollouts}) == ("Through the run", {None})
+    assert not any("advantage" in fact or "nats" in fact for one in course.rollouts for fact in one.facts)
 
 
 def _rows(run: Path) -> int:

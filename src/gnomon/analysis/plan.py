@@ -115,10 +115,13 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
     costs = _costs(resolved, asked, size, precision)
     checkpoint = _checkpoint(resolved, size, precision)
     steps = experiment.steps - experiment.first_step
+    # About 40 bytes a token in a rollout file: ids, two log-probabilities and the text, for answers of full length.
     records = int(rollouts * steps * 40 * experiment.sampling.max_completion_length)
     estimated = _step_seconds(resolved, size, precision, asked_tokens, asked.mean_answer_tokens)
     seconds = max(_LEAST_SECONDS, estimated)
+    # Answers for initial values cost one pass each, where a step costs `passes` over its own.
     before = initial_answers(experiment, costs.training_prompts) / rollouts / passes(algorithm)
+    # The sentences need the numbers, so the plan is made without them first.
     plan = RunEstimate(
         steps=steps,
         prompts_per_step=experiment.prompts_per_step,
@@ -163,6 +166,7 @@ def _lateness(resolved: Resolved) -> list[str]:
     """Return the reasons why trained weights differ from the weights that answered; empty if the run is on-policy."""
     experiment = resolved.experiment
     critic, updates, late = experiment.algorithm.critic, experiment.algorithm.updates.total, []
+    # With a shared trunk the critic's loss moves the policy too: not even the first update is on-policy then.
     if critic is not None and critic.moves_policy_first:
         late.append("the critic's updates move the shared weights before the policy's first")
     elif updates > 1:
@@ -201,6 +205,8 @@ def _kept(resolved: Resolved) -> int:
 def _costs(resolved: Resolved, asked: TrainingData, size: ModelSize, precision: Precision) -> Costs:
     """Return the bytes of the other networks. A changing copy below float32 also has float32 masters."""
     algorithm, item = resolved.experiment.algorithm, dtype_of(precision).itemsize
+    # An average and a critic of their own are updated by less than
+    # bfloat16 can add, so float32 masters stand beside them.
     masters = 4 if item < 4 else 0
     average = _trained(resolved, size) * (item + masters)
     return Costs(
@@ -219,6 +225,7 @@ def _reference_bytes(resolved: Resolved, size: ModelSize, item: int, average: in
     plan = experiment.algorithm.reference
     if "reference" not in experiment.algorithm.needs:
         return 0
+    # With adapters the reference is the frozen base itself, with the adapters switched off.
     copied = size.parameters * item if plan.model == "start" and experiment.lora is None else 0
     if plan.precision != "auto":
         item = dtype_of(plan.precision).itemsize
@@ -233,6 +240,7 @@ def _distributions(resolved: Resolved, size: ModelSize) -> int:
     if kept is None:
         return 0
     tokens = experiment.rollouts_per_step * experiment.sampling.max_completion_length
+    # An id and a log-probability of 4 bytes each; 0 asks for the whole vocabulary.
     return 8 * tokens * (min(kept, size.vocabulary) or size.vocabulary)
 
 
@@ -251,6 +259,7 @@ def _states(resolved: Resolved, size: ModelSize) -> int:
     """Return the bytes of float32 masters and two moments, of trained weights and of a critic, and of an average."""
     trained = _trained(resolved, size)
     average = 4 * trained if resolved.experiment.algorithm.proximal is not None else 0
+    # A master and two moments of 4 bytes for each trained number.
     return 12 * trained + (12 * size.parameters if _has_own_critic(resolved) else 0) + average
 
 
@@ -262,10 +271,13 @@ def _has_own_critic(resolved: Resolved) -> bool:
 def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_tokens: float, costs: Costs) -> int:
     experiment = resolved.experiment
     item, device = dtype_of(precision).itemsize, resolve_device(experiment.device)
+    # Two float32 moments are 8 bytes; coded ones are about one byte each.
     coded = 8 - 2 * MOMENT_BYTES if experiment.learner.optimizer.moments == "8bit" else 0
+    # Gradient, two moments and, below float32, a master: 4 bytes each.
     masters = (16 if item < 4 else 12) - coded
     weights = size.parameters * item + _trained(resolved, size) * masters
     if experiment.lora is not None and experiment.lora.quantized is not None:
+        # Frozen layers in fewer bits; embedding and head keep the computing precision.
         weights -= int(size.quantizable * (item - BITS[experiment.lora.quantized] / 8))
     weights += costs.reference_bytes + costs.average_bytes + costs.critic_bytes
     # Once with the answers on their way, once more in the batch.
@@ -275,6 +287,7 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     weights += _checkpoint(resolved, size, precision) if experiment.checkpoints.asynchronous else 0
     weights += _undo(resolved, size)
     length = prompt_tokens + experiment.sampling.max_completion_length
+    # Every engine fills its rows, and a row's keys and values are held to its full length.
     rows = experiment.engine.max_concurrent * max(1, resolved.own_copies)
     per_token = size.cache_bytes_per_token * (item / 2)
     cache = rows * length * per_token
@@ -284,13 +297,17 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
     budget = experiment.learner.max_tokens_per_micro_batch or token_budget(
         kept_numbers(size.layers, size.width), item, size.parameters, memory_of(device) // DEVICE_SHARE
     )
+    # A micro-batch holds one row at least, however small the budget.
     micro = max(budget, length)
+    # Numbers of a token: 40 widths a layer, above the 24 that `kept_numbers` counts.
     activations = micro * size.layers * size.width * 40 * item / (8 if experiment.learner.gradient_checkpointing else 1)
+    # On a GPU logits are computed in float32.
     each = item if device.type == "cpu" else 4
     logits = chunk_for(device, size.vocabulary, item) * size.vocabulary * each * 4
     # Each process of a learner has its own libraries and micro-batches; sent weights are in memory once more.
     processes = experiment.learner.processes if experiment.learner.is_sharded else 0
     sent = size.parameters * item if processes else 0
+    # What Python and torch take once imported.
     imports = 0.6 * GIB * (1 + processes)
     answering, learning = cache, (activations + logits) * max(1, processes)
     if experiment.engine.sleeps:  # one after the other
@@ -302,6 +319,8 @@ def _memory(resolved: Resolved, size: ModelSize, precision: Precision, prompt_to
 def _trained(resolved: Resolved, size: ModelSize) -> int:
     if resolved.experiment.lora is None:
         return size.parameters - size.frozen
+    # An adapter of rank r on a d x k matrix has r (d + k) numbers;
+    # the seven matrices of a layer together have about 14 widths.
     return min(size.parameters, 14 * size.layers * size.width * resolved.experiment.lora.rank)
 
 
@@ -310,6 +329,7 @@ def passes(algorithm: Algorithm) -> int:
     critic = algorithm.critic
     trained = 0 if algorithm.ranks_pairs else algorithm.updates.epochs
     trained += critic.updates.epochs if critic else 0
+    # A backward pass costs two forward passes, so training counts three.
     return (not algorithm.is_supervised) + scoring_passes(algorithm) + 3 * trained
 
 
@@ -343,6 +363,7 @@ def _matrix_rate(precision: Precision, width: int, asked: str) -> float:
     wide, rows = max(64, width), _PROBE_TOKENS if device.type == "cpu" else _PROBE_TOKENS_GPU
     left = torch.randn(rows, wide, device=device).to(dtype_of(precision))
     right = torch.randn(wide, 4 * wide, device=device).to(dtype_of(precision))
+    # The best of a few: whatever else the machine does makes a product slower and never faster.
     best = float("inf")
     for _ in range(12):
         finish(device)

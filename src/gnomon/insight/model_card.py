@@ -20,6 +20,7 @@ from gnomon.insight.report import facts
 from gnomon.insight.report.run import verdict
 from gnomon.models.hub import card_header, check_account, check_repository, hub_name, license_of, upload
 from gnomon.records.console import duration
+from gnomon.records.jsonl import task_name
 from gnomon.records.reading import RunRecord, column
 from gnomon.records.run_card import newest_session
 from gnomon.tasks.benchmarks import BENCHMARKS
@@ -85,10 +86,12 @@ def push_to_hub(
         raise ConfigError("a dry run writes what would be uploaded into a folder; name a new one")
     if folder is not None:
         check_new(folder)
+    # The name is checked before, and the hub is asked below: both are cheap beside copying a model of gigabytes.
     record = RunRecord.of(run)
     source = checkpoint_of(record.path)
     if not is_dry:
         check_account(repository, private)
+    # `new_folder` removes what it made when anything fails, so that no half model stays behind.
     with tempfile.TemporaryDirectory() as made, new_folder(made if folder is None else folder) as place:
         step = copy_model(record.path, source, place)
         card = model_card(record, repository, step, is_classifier(place))
@@ -109,11 +112,14 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
         classifies: Whether it is transformers' sequence classifier, as a reward model is where there is one.
     """
     experiment, name = record.experiment(), repository.rpartition("/")[2]
+    # The card is about the checkpoint: what was measured after it belongs to weights that are not uploaded.
     rows = [row for row in record.metrics() if row["step"] <= step]
     found = [e for e in read_evaluations(record.files.evaluations) if e.step <= step]
+    # The evaluation before training, if there was one, and the last one.
     ends = [found[0], found[-1]] if len(found) > 1 else found
     model, algorithm = str(experiment.get("model", "")), reach_table(experiment, "algorithm")
     preset = str(algorithm.get("name", "an algorithm"))
+    # A reward model: the critic learned from pairs, and no policy was trained.
     ranks = value_at(algorithm, "critic.target") == "pairs"
     way = "reward modeling" if ranks else _WAYS.get(str(algorithm.get("samples")), "reinforcement learning")
     task_type = "text-classification" if ranks else "text-generation"
@@ -123,6 +129,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
         base_model=hub_name(model),
         datasets=datasets_of(experiment),
         **(license_of(model) if model else {}),
+        # Without a sequence classifier of its architecture in transformers, a reward model is loaded by gnomon alone.
         library_name="gnomon" if ranks and not classifies else "transformers",
         pipeline_tag=task_type,
         tags=["gnomon", way.replace(" ", "-"), preset],
@@ -132,7 +139,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
     body = template("insight/model_card.j2").render(
         name=name, model=model, repository=repository, step=step, way=way, preset=preset, ends=ends, rows=rows,
         experiment=experiment, ranks=ranks, classifies=classifies, named=_named, version=gnomon.__version__,
-        task=facts.task_name(experiment), paper=str(algorithm.get("paper", "")), verdict=verdict(ends),
+        task=task_name(experiment) or "its task", paper=str(algorithm.get("paper", "")), verdict=verdict(ends),
         heads=["score", *(f"after step {e.step}" if e.step else "before training" for e in ends)],
         scores=[[n, *(str(e.scores[n]) if n in e.scores else "-" for e in ends)] for n in names],
         settings=_settings(record, rows, step),
@@ -141,6 +148,7 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
         owned=", ".join(dict.fromkeys(f"`{_named(v)}`" for v in flat(experiment).values() if _is_place(v))),
         reproducibility=card.get("reproducibility", ""), commit=value_at(card, "code.gnomon.commit"),
     )  # fmt: skip
+    # The card is public: whatever the environment has as a secret must not be in it.
     return header + without_secrets(body.strip()) + "\n"
 
 
@@ -157,9 +165,11 @@ def datasets_of(experiment: Mapping[str, Any]) -> list[str]:
     [['openai/gsm8k'], []]
     """
     task = reach_table(experiment, "task")
+    # A published set or a benchmark names a dataset of the hub; otherwise the path may be one.
     known = PUBLISHED.get(str(task.get("set"))) or BENCHMARKS.get(str(task.get("benchmark")))
     path = str(task.get("path") or (known.hub if known else ""))
     name = path.partition(":")[0]
+    # OWNER/NAME is a name on the hub, and folder/rows.jsonl has the same form.
     return [name] if name.count("/") == 1 and not is_file_name(path) and not path.startswith(("/", ".")) else []
 
 
@@ -177,6 +187,7 @@ def shared_experiment(experiment: Mapping[str, Any]) -> str:
 
 def _relative(value: Any) -> Any:
     if isinstance(value, Mapping):
+        # TOML has no null.
         return {key: _relative(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
         return [_relative(inner) for inner in value]
@@ -193,6 +204,7 @@ def _named(path: str) -> str:
 
 def _results(found: Evaluation, task_type: str) -> list[dict[str, Any]]:
     shared = {"task_type": task_type, "dataset_type": _named(found.task), "dataset_name": _named(found.task)}
+    # The first score is the headline; others are parts of it.
     score = next(iter(found.scores))
     measured = {score: found.headline.mean, **{f"pass@{k}": value for k, value in found.pass_at.items()}}
     return [{**shared, "metric_type": name, "metric_value": round(value, 4)} for name, value in measured.items()]
@@ -222,4 +234,5 @@ def _settings(record: RunRecord, rows: Sequence[Mapping[str, Any]], step: int) -
     }
     preset, changed = facts.preset_differences(experiment)
     own = [(f"`algorithm.{d.key}`", f"{d.here} (in {preset}: {d.there})") for d in changed]
+    # Rows that the run cannot fill are left out.
     return [*((key, value) for key, value in said.items() if value and value != "-"), *own]

@@ -187,6 +187,21 @@ def budget_of(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
     return [(float(most), float(spent)) for most, spent in pairs if is_number(most) and most > 0]
 
 
+def task_name(table: Mapping[str, Any]) -> str:
+    """Return what an experiment asks, in a word or two: of several tasks each; "" where it does not say.
+
+    >>> task_name({"task": {"parts": [{"task": {"kind": "arithmetic"}}, {"task": {"path": "rows.jsonl"}}]}})
+    'arithmetic+rows.jsonl'
+    """
+    task = table.get("task")
+    if not isinstance(task, Mapping):
+        return ""
+    if isinstance(task.get("parts"), list):
+        return "+".join(filter(None, (task_name(part) for part in task["parts"] if isinstance(part, Mapping))))
+    named = (task.get(key) for key in ("generator", "path", "name", "kind"))
+    return next((name for name in named if isinstance(name, str) and name), "")
+
+
 def made_its_last(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether rows of metrics reach an experiment's last step, or spend its budget, which may end it before."""
     asked, done = table.get("steps"), rows[-1]["step"] if rows else 0

@@ -132,18 +132,18 @@ def test_what_differs_is_named_by_its_path():
     assert preset_differences({"algorithm": {"name": "mine"}}) == (None, [])
 
 
-def test_shelves_hold_what_they_say():
+def test_lists_hold_what_they_say():
     """The latest of the highest and the lowest rewards come first, and another prompt before a second answer."""
     seen = [ScannedRollout(1, 0, "a", 1.0, 0.5), ScannedRollout(2, 0, "a", 1.0, 0.1),
             ScannedRollout(2, 1, "a", 0.0, 0.9), ScannedRollout(2, 2, "b", 1.0, 0.1),
             ScannedRollout(3, 0, "c", None, is_error=True)]  # fmt: skip
-    shelves = chosen(Scan(seen))
+    lists = chosen(Scan(seen))
 
-    assert [(s.step, s.task_id) for s in shelves["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
-    assert shelves["worst"][0] == seen[2]
-    assert shelves["surprising"][0] == seen[2]
-    assert shelves["errors"] == [seen[4]]
-    assert [s.step for s in shelves["course"]] == [1, 2]
+    assert [(s.step, s.task_id) for s in lists["best"]] == [(2, "a"), (2, "b"), (1, "a"), (2, "a")]
+    assert lists["worst"][0] == seen[2]
+    assert lists["surprising"][0] == seen[2]
+    assert lists["errors"] == [seen[4]]
+    assert [s.step for s in lists["course"]] == [1, 2]
 
 
 def test_of_equal_answers_those_are_shown_that_were_looked_at():
@@ -153,11 +153,11 @@ def test_of_equal_answers_those_are_shown_that_were_looked_at():
         ScannedRollout(2, 0, "b", 1.0, 0.5),
         ScannedRollout(3, 0, "c", 0.5, 0.7, True),
     ]
-    shelves = chosen(Scan(seen))
+    lists = chosen(Scan(seen))
 
-    assert [s.task_id for s in shelves["best"]] == ["a", "b", "c"]
-    assert [s.task_id for s in shelves["surprising"]] == ["c", "a", "b"]
-    assert [s.task_id for s in shelves["course"]] == ["a", "b", "c"]
+    assert [s.task_id for s in lists["best"]] == ["a", "b", "c"]
+    assert [s.task_id for s in lists["surprising"]] == ["c", "a", "b"]
+    assert [s.task_id for s in lists["course"]] == ["a", "b", "c"]
 
 
 def test_prompts_are_told_apart():
@@ -165,7 +165,7 @@ def test_prompts_are_told_apart():
     rewards = {"up": [0.0, 0.5, 1.0], "down": [1.0, 1.0, 0.0], "none": [0.0, 0.0]}
     visits = {name: [Visit(step, reward) for step, reward in enumerate(listed)] for name, listed in rewards.items()}
     found = prompts_of(Scan(visits=visits))
-    titles = {chapter.title: [p.task_id for p in chapter.prompts] for chapter in found.chapters}
+    titles = {kind.title: [p.task_id for p in kind.prompts] for kind in found.lists}
 
     assert (found.asked, found.again, found.is_tracked) == (3, 3, False)
     assert titles["Learned"] == ["up"]

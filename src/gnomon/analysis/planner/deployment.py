@@ -54,6 +54,7 @@ class Lengths:
     @cached_property
     def median(self) -> float:
         """The median before the cut, found by bisection because the mean after the cut grows with the median."""
+        # As multiples of the longest response, halved on a logarithmic scale: 80 halvings are beyond float64's digits.
         low, high = 1e-6, 1e3
         for _ in range(80):
             middle = math.sqrt(low * high)
@@ -68,6 +69,7 @@ class Lengths:
         """
         if self.sigma == 0:
             return round(self.mean)
+        # A draw of exactly 0 or 1 has no finite quantile.
         drawn = self.median * math.exp(self.sigma * _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12)))
         return max(1, min(self.longest, round(drawn)))
 
@@ -81,6 +83,8 @@ class Lengths:
 
     def longest_of(self, answers: int) -> int:
         """Return the approximate length of the longest of so many responses."""
+        # The mean of the largest of n draws lies near the quantile 1 - exp(-0.577) / n: that of the Gumbel
+        # distribution, to which maxima tend.
         return self.of(1 - 0.56 / max(answers, 1))
 
     def _cut_mean(self, median: float) -> float:
@@ -197,6 +201,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         prompts=experiment.prompts_per_step,
         generations=algorithm.num_generations,
         prompt=prompt,
+        # Nothing is known of the lengths before a run, so half the longest is assumed and the text says so.
         answers=Lengths(max(1.0, longest / 2) if answer is None else answer, longest),
         staleness=experiment.staleness_bound,
         slack=experiment.staleness.slack,
@@ -207,6 +212,7 @@ def job_of(resolved: Resolved, prompt: float, answer: float | None = None) -> Pl
         rank=experiment.lora.rank if experiment.lora else 0,
         base=experiment.lora.quantized if experiment.lora else None,
         moment_bytes=2 * MOMENT_BYTES if plan.optimizer.moments == "8bit" else 8.0,
+        # Adapters make the frozen base its own reference; teachers are other networks and take memory of their own.
         has_reference="reference" in algorithm.needs
         and (experiment.lora is None or bool(algorithm.reference.teachers)),
         has_critic=critic is not None and critic.trunk == "separate",
@@ -289,6 +295,7 @@ def place_of(
             "--gpus 1: with engine.sleeps the engine has weights of its own to release, and here it answers with the "
             "learner's; leave engine.sleeps out, or set learner.offload = true"
         )
+    # Every formula between nodes assumes whole nodes.
     if devices > found.node and devices % found.node:
         raise ConfigError(f"--gpus {devices}: a node has {found.node}; give a multiple of {found.node} for more nodes")
     longest = experiment.sampling.max_completion_length
@@ -300,6 +307,7 @@ def place_of(
             "(sampling.max_completion_length)"
         )
     job, shape = job_of(resolved, prompt_tokens, answer_tokens), shape_of(experiment.model)
+    # Quantization replaces linear layers one by one, which experts stacked in one tensor are not.
     if job.base is not None and shape.experts:
         raise ConfigError(
             f"lora.base = '{job.base}' stores linear layers in fewer bits, and the experts of {shape.name} are one "

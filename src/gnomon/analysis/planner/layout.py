@@ -66,8 +66,10 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
     activations, and a few copies of float32 logits.
     """
     shape, job, hardware, n = place.shape, place.job, place.hardware, layout.learners
+    # Only trained weights have masters, gradients and moments; frozen ones are stored once.
     own, item = trained(shape, job), job.item
     frozen = stored_bytes(shape, job) if job.rank else 0
+    # Embedding and head, which are one matrix where they are tied.
     outside = shape.embedding * (1 if shape.is_tied else 2)
     parts = {
         "weights": (4 * own + frozen) / n,
@@ -87,6 +89,7 @@ def learner_memory(place: Deployment, layout: Layout) -> Held:
         # One process computes with a rounded copy of its masters, or its engine has one of offloaded masters.
         computing = shape.parameters if job.is_offloaded else own if item < 4 and not job.rank else 0
         parts["weights that compute"] = float(computing * item)
+    # What is offloaded lies in the machine's memory, where `host_memory` counts it.
     if job.is_offloaded:
         parts |= dict.fromkeys(("weights", "gradients", "moments", "reference", "critic", "average"), 0.0)
     return Held(parts, hardware.memory * place.reached.memory)
@@ -116,8 +119,10 @@ def kept_bytes(shape: ModelShape, job: PlannedJob, is_recomputed: bool) -> float
     layer, item = float(job.item * shape.kept), job.item
     if job.rank and not shape.experts:
         asked, kept = shape.heads * shape.head, shape.kv_heads * shape.head
+        # Bytes for each number of the model's width, of the inner width and of keys and values that autograd keeps.
         width, inner, key = (28, 10, 8) if item < 4 else (16, 16, 12)
         layer = width * shape.width + inner * shape.inner + 12 * asked + key * kept + 28 * job.rank
+    # With recomputation one layer at a time has its activations, while every layer's input stays.
     return item * shape.layers * shape.width + layer if is_recomputed else shape.layers * layer
 
 
@@ -140,6 +145,7 @@ def row_tokens(job: PlannedJob) -> float:
 def concurrency(place: Deployment, layout: Layout) -> int:
     """Return the responses that an engine decodes at once, fewer than requested if the KV cache is too small."""
     room = cache_room(place, layout.parts)
+    # Rows are at all lengths at once, so the mean row decides how many fit.
     row = row_tokens(place.job) * place.shape.cache(layout.parts, place.job.item)
     return max(0, min(place.job.concurrent, int(room / row)))
 
@@ -154,6 +160,7 @@ def _resident_bytes(place: Deployment, parts: int) -> float:
     """Return the bytes on each device of an engine beside the KV cache: its weights, or all that learning keeps."""
     own = place.shape.parameters * place.job.item / parts
     if place.is_shared:
+        # With micro=0, since no pass is under way while the engine answers.
         held = learner_memory(place, Layout(place.devices, 1, micro=0)).parts
         kept = sum(held.get(name, 0.0) for name in _KEPT_WHILE_ANSWERING)
         return kept + own if place.job.is_sleeping else kept
@@ -175,6 +182,7 @@ def host_memory(place: Deployment, layout: Layout) -> dict[str, float]:
     The run's own node holds rollouts that wait for a step.
     """
     shape, job = place.shape, place.job
+    # The share of all learners that live on one node.
     own, per_node = trained(shape, job), min(layout.learners, place.hardware.node) / layout.learners
     return {
         "saving": 12.0 * own * per_node + (shape.parameters * job.item if layout.learners == 1 else 0.0),
@@ -224,6 +232,8 @@ def traffic(place: Deployment, layout: Layout) -> Traffic:
     """Return the bytes of one step."""
     job, n = place.job, layout.learners
     share, passes = (n - 1) / n, micro_batches(place, layout)
+    # Fully sharded: each pass gathers what the other n - 1 learners hold, once
+    # forward and once backward, and each backward pass reduces float32 gradients.
     whole = place.shape.parameters * job.item
     return Traffic(
         gathered=share * whole * (2 * passes + scoring_passes(place, layout)),
@@ -248,6 +258,7 @@ _BATCH_BYTES = 40
 def micro_batches(place: Deployment, layout: Layout) -> int:
     """Return the passes of the busiest learner in a step, forward and backward."""
     job = place.job
+    # A minibatch is divided among the learners, and its share is cut into passes of `micro` tokens.
     each = job.computed / (job.minibatches * layout.learners)
     return job.epochs * job.minibatches * max(1, math.ceil(each / layout.micro))
 
@@ -266,6 +277,7 @@ def gathering(place: Deployment, devices: int, size: float, pieces: int) -> floa
         return 0.0
     hardware, reached = place.hardware, place.reached
     nodes = hardware.nodes(devices)
+    # Small pieces cost the latency of the ring, whatever their size.
     ring = (devices - nodes) * reached.hop_inside + (nodes - 1) * reached.hop_between
     return size / (hardware.between(devices) * reached.links) + pieces * ring
 
@@ -287,12 +299,16 @@ def publishing(place: Deployment, layout: Layout) -> dict[str, float]:
     """
     hardware, reached, size = place.hardware, place.reached, place.shape.parameters * place.job.item
     moved = sent(place)
+    # Adapters are merged into the weights on each node of engines; whole weights are only read.
     merged = size / reached.merging if moved < size else size / reached.store
     n, answering = layout.learners, layout.engines * layout.parts
     gathered = gathering(place, n, size, place.shape.layers + 1)
     sources, nodes = hardware.nodes(n), hardware.nodes(answering)
     is_one_node = hardware.nodes(n + answering) == 1
+    # Device to host in parallel over the learners, then host to
+    # store, which at most 4 processes of a machine do at full rate.
     put = moved / n / (hardware.host_link * reached.links) + moved / (min(n, _WRITERS * sources) * reached.store)
+    # The nodes that have the weights double with each round: log2 rounds after the first.
     fetched = 0.0 if is_one_node else (1 + math.log2(max(1.0, nodes / sources))) * moved / reached.tcp
     taken = merged + size / (layout.parts * hardware.host_link * reached.links)
     rate = hardware.link if is_one_node else hardware.net
@@ -323,9 +339,11 @@ class DecodingPace:
         makes two all-reduces per layer. Reading and multiplying are added because different kernels do them in turn.
         """
         reached, hardware, item = self.place.reached, self.place.hardware, self.place.job.item
+        # Weights are read once for all rows of the step, which is why more rows decode faster together.
         read = self.shape.read(rows) * item / (self.parts * hardware.bandwidth * reached.reading)
         operations = 2 * (self.shape.active + self.shape.embedding) * rows
         if self.place.is_shared and not self.place.job.is_sleeping:
+            # gnomon's own engine answers with the learner's quantized base; vLLM has weights of its own.
             read += dequantizing(self.place)
         summed = 2 * self.shape.layers * (reached.exchange + self._summing(rows)) if self.parts > 1 else 0.0
         return reached.decode_step + read + operations / (self.parts * self._products()) + summed
@@ -335,6 +353,7 @@ class DecodingPace:
         """Seconds that one more token of context adds to a step."""
         reached, hardware, shape = self.place.reached, self.place.hardware, self.shape
         read = shape.cache(self.parts, self.place.job.item) / (hardware.bandwidth * reached.reading)
+        # Scores and weighted sum over one more key: two multiply-adds a head and dimension.
         return read + 4 * shape.layers * shape.heads * shape.head / (self.parts * self._products())
 
     @cached_property
@@ -354,6 +373,7 @@ class DecodingPace:
 
     def _summing(self, rows: float) -> float:
         size = rows * self.shape.width * self.place.job.item
+        # A ring all-reduce sends every byte twice but for one share.
         return 2 * size * (self.parts - 1) / self.parts / (self.place.hardware.link * self.place.reached.links)
 
 
@@ -369,18 +389,22 @@ def update_seconds(place: Deployment, layout: Layout) -> tuple[float, float]:
     that, or once if the weights are frozen, and once more if layers are computed again.
     """
     job, shape = place.job, place.shape
+    # One forward pass; the head is applied to responses alone, since no loss reads a prompt's logits.
     body = 2 * shape.active * job.computed + _attention(shape, job.pairs)
     head = 2 * shape.embedding * job.answered
+    # Frozen weights need the gradient of their input but none of their own.
     backward = 1 if job.rank else 2
     trained = body * (1 + backward + layout.is_recomputed) + head * (1 + backward)
     # A separate critic makes the same passes as the policy, without the head.
     whole = job.epochs * (trained + (body * (3 + layout.is_recomputed) if job.has_critic else 0))
+    # Scoring passes: the proximal policy, the reference, values.
     whole += job.scored * (body + head)
     mixture = place.reached.mixture if shape.experts else 1.0
     rate = layout.learners * place.hardware.operations * place.reached.training * mixture
     again = micro_batches(place, layout) * (2 + layout.is_recomputed) + scoring_passes(place, layout)
     moved = communicating(place, layout)
     if job.is_offloaded:
+        # Offloaded masters, gradients and moments of 16 bytes a weight travel to the device and back.
         moved += 32.0 * shape.parameters / layout.learners / (place.hardware.host_link * place.reached.links)
     return whole / rate + again * dequantizing(place), moved
 
@@ -444,9 +468,11 @@ def stages(place: Deployment, layout: Layout) -> Stages:
         answering=answering(place, layout),
         flowing=flowing(place, layout),
         grading=place.reached.grade * math.ceil(place.job.generations / place.job.graders),
+        # The longer of both decides, and of the shorter the part that does not overlap with it is added.
         updating=max(computing, moving) + (1 - hidden) * min(computing, moving),
         computing=computing,
         communicating=moving,
+        # An engine on the learner's own weights needs no publication.
         publishing=0.0 if is_same else published["nccl" if place.job.is_broadcast else "store"],
         by_nccl=published["nccl"],
         driving=place.job.answered * place.reached.driver_token,
@@ -457,6 +483,7 @@ def flowing(place: Deployment, layout: Layout) -> float:
     """Return the seconds that full engines need for a step's tokens."""
     job, pace = place.job, pace_of(place, layout)
     ahead = job.staleness + 1 - job.slack
+    # No more rows than the scheduler lets be under way.
     rows = min(concurrency(place, layout), ahead * job.rows / layout.engines)
     if rows <= 0:
         return math.inf
@@ -476,12 +503,14 @@ def answering(place: Deployment, layout: Layout) -> float:
     if most <= 0:
         return math.inf
     together = min(rows, most)
+    # While rows wait, each that ends is replaced at once, so the engine stays full.
     queued = (rows - together) * job.answers.mean / together * pace.step(together, row_tokens(job))
     longest = job.answers.longest_of(job.rows)
     step = longest / _PANELS
     seconds = 0.0
     for n in range(_PANELS):
         tokens = (n + 0.5) * step
+        # The tail: fewer and fewer rows share each step, until the longest is alone.
         alive = max(1.0, together * job.answers.alive(tokens))
         seconds += step * pace.step(alive, job.prompt + tokens)
     return prompts * pace.prompt + queued + seconds

@@ -53,12 +53,14 @@ def best_layout(place: Deployment) -> BestLayout:
     try:
         fitting = list(layouts(place))
     except ConfigError as error:
+        # Nothing fits: what would fit is found by trying changes, so that the error names a setting and its price.
         said = (f"{way} (a step takes {factor:.2g} times as long)" for way, factor in remedies(place))
         ways = "; or ".join(said) or "a smaller model, shorter answers"
         raise ConfigError(
             f"{place.shape.name} does not fit on {many(place.devices, 'device')} of "
             f"{place.hardware.memory / GIGABYTE:.0f} GB, however they are parted ({error}).\nIt fits with {ways}"
         ) from error
+    # The formulas rank all layouts at once; a simulation takes far longer, so only the best are simulated.
     ranked = sorted(fitting, key=lambda layout: estimated(place, stages(place, layout)))
     found = [(layout, stages(place, layout)) for layout in ranked[:CANDIDATES]]
     run = [BestLayout(layout, taken, simulated(place, layout, taken)) for layout, taken in found]
@@ -67,6 +69,7 @@ def best_layout(place: Deployment) -> BestLayout:
 
 def estimated(place: Deployment, taken: Stages) -> float:
     """Return the estimated seconds of a step."""
+    # How many steps the engines may be ahead of the learner.
     depth = place.job.staleness - place.job.slack
     if depth <= 0:
         return taken.synchronous()
@@ -87,6 +90,7 @@ def layouts(place: Deployment) -> Iterator[Layout]:
     except ConfigError as error:
         reason, pairs = str(error), []
     for learners, parts in pairs:
+        # Shared devices each have an engine; otherwise what does not learn answers.
         engines = place.devices if place.is_shared else (place.devices - learners) // parts
         if engines < 1:
             continue
@@ -124,6 +128,7 @@ def remedies(place: Deployment) -> Iterator[tuple[str, float]]:
     The factor is to the step that was asked for, on the same devices with as much memory as it needs. Settings come in
     the order of that factor, two at most; passes and recomputed layers are the planner's own choice in all of them.
     """
+    # The step that was asked for has no time of its own, as it does not fit: it is estimated with unlimited memory.
     asked = _seconds(replace(place, hardware=replace(place.hardware, memory=1e3 * place.hardware.memory)))
     found = dict[str, float]()
     for changes in (_plain_changes, _quantized_changes, _shorter):
@@ -146,6 +151,7 @@ def remedies(place: Deployment) -> Iterator[tuple[str, float]]:
 
 def _plain_changes(job: PlannedJob) -> dict[str, PlannedJob]:
     """Return what can be set, by how it is spelled: adapters, offload, smaller passes."""
+    # With adapters the base is the reference, so no second copy is held.
     adapted = replace(job, rank=job.rank or _RANK, has_reference=False)
     changes = {} if job.rank else {f"lora.rank={_RANK}": adapted}
     if job.moment_bytes == _PLAIN_MOMENTS:
@@ -174,6 +180,7 @@ def _shorter(job: PlannedJob) -> dict[str, PlannedJob]:
     while longest >= _SHORTEST:
         shorter = replace(job, answers=Lengths(min(job.answers.mean, longest / 2), longest))
         cut = f"sampling.max_completion_length={longest}"
+        # A response that is half as long at most, and no longer on average than half of that.
         found |= {cut: shorter} | {f"{way} {cut}": few for way, few in _quantized_changes(shorter).items()}
         longest //= 2
     return found
@@ -187,6 +194,7 @@ def _seconds(place: Deployment) -> float:
 def widths(place: Deployment, fewest: int) -> Iterator[int]:
     """Yield the devices that an engine can have: powers of two that divide the attention heads, as vLLM requires."""
     parts = fewest
+    # The smallest width is tried in any case, so that its error tells what is missing.
     while parts == fewest or (not place.is_shared and parts <= place.hardware.node and place.shape.heads % parts == 0):
         yield parts
         parts *= 2
@@ -228,7 +236,9 @@ def passes_for(place: Deployment, layout: Layout) -> Layout | str:
     each = place.job.computed / (place.job.minibatches * layout.learners)
     most = max(least, min(_LARGEST_PASS, math.ceil(each)))
     chosen: Layout | None = None
+    # Without recomputation first, which is a quarter less work where there is memory for it.
     for is_recomputed in (False, True):
+        # Memory with an empty pass, and what is left divided by a token's activations: the largest pass.
         empty = learner_memory(place, replace(layout, micro=0, is_recomputed=is_recomputed))
         room = (empty.room - empty.total) / kept_bytes(place.shape, place.job, is_recomputed)
         tokens = place.job.micro or min(most, int(room))
@@ -257,7 +267,9 @@ def simulated(place: Deployment, layout: Layout, taken: Stages) -> Flow:
     share = min(1.0, _MOST_ROWS / job.rows)
     prompts = max(1, round(job.prompts * share))
     engines = max(1, round(layout.engines * share))
+    # Again from the rounded number of prompts, or the rounding would count as throughput.
     share = prompts / job.prompts
+    # Everything that a response waits for shrinks by the same share, so that it waits as long.
     part = replace(job, prompts=prompts, graders=max(1, round(job.graders * share)))
     whole = timing(place, layout, taken)
     scaled = replace(whole, engines=engines, learn=lambda tokens: whole.learn(tokens / share))
@@ -268,6 +280,7 @@ def simulated(place: Deployment, layout: Layout, taken: Stages) -> Flow:
 def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
     """Return the simulation's inputs. Engines pause while they load weights, and during a whole broadcast."""
     each = taken.updating / place.job.answered
+    # Through the store an engine goes on answering while weights are on their way, and pauses only to load them.
     taking = place.shape.parameters * place.job.item / place.reached.store / layout.parts
     return Timing(
         pace=pace_of(place, layout),
@@ -283,6 +296,7 @@ def timing(place: Deployment, layout: Layout, taken: Stages) -> Timing:
 def _shares(place: Deployment) -> Iterator[int]:
     """Yield possible numbers of learners: all numbers within a node, or about 32 multiples of a node."""
     node, devices = place.hardware.node, place.devices
+    # Shared devices all learn; a quantized base cannot be sharded, so one device learns.
     if place.is_shared or place.job.base is not None:
         yield devices if place.is_shared else 1
         return
@@ -290,5 +304,6 @@ def _shares(place: Deployment) -> Iterator[int]:
         yield from range(1, devices)
         return
     nodes = devices // node
+    # About 32 candidates are enough: the throughput changes little from one node to the next.
     step = max(1, nodes // 32)
     yield from (share * node for share in range(step, nodes, step))

@@ -97,6 +97,7 @@ class ModelShape:
         10 widths around attention and norms and four times the inner width (`learner.sections`). Measured: 20.8 widths
         for SmolLM2-135M, where the formula gives 20.7.
         """
+        # A token passes the experts that it chose and the shared ones.
         inner = self.chosen * self.expert_inner + self.shared_inner if self.experts else self.inner
         return 10 * self.width + 4 * max(inner, self.inner if self.dense_layers else 0)
 
@@ -112,6 +113,7 @@ class ModelShape:
         """
         if not self.experts:
             return float(self.body + self.embedding)
+        # The expected number of experts that at least one of the rows chose.
         met = self.experts * (1.0 - math.pow(1 - self.chosen / self.experts, rows))
         resting = self._layers_with(0) + self.embedding
         return resting + self.expert_layers * met * self.expert
@@ -119,6 +121,7 @@ class ModelShape:
     def adapters(self, rank: int) -> int:
         """Return the weights of adapters on every linear layer but the head (peft gives each expert its own)."""
         attention = self.width + self.heads * self.head
+        # Query and output, then key and value: rank (d + k) for a d x k matrix.
         attention = 2 * attention + 2 * (self.width + self.kv_heads * self.head)
         dense = 3 * (self.width + self.inner) * (self.layers - self.expert_layers)
         experts = 3 * self.experts * (self.width + self.expert_inner) * self.expert_layers
@@ -158,6 +161,7 @@ def shape_of(model: str) -> ModelShape:
         ModelError: As `check_model` does.
     """
     known = SHAPES.get(plain_name(model))
+    # A folder of that name is the user's own model, whatever its name says.
     if known is not None and not os.path.exists(model):
         return known
     config = Path(model) if Path(model).suffix == ".json" else Path(model) / "config.json"
@@ -182,6 +186,7 @@ def plain_name(model: str) -> str:
     ('qwen3-4b', 'olmo-2-7b')
     """
     name = model.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    # Variants of one family whose shape is that of the plain model.
     name = re.sub("(?<=qwen2.5-)math-|(?<=qwen2.5-)coder-|(?<=qwen3-)coder-", "", name)
     return _DISTILLED.get(name) or _KIND_OF_TRAINING.sub("", name)
 
@@ -192,6 +197,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     Raises:
         ConfigError: If the config lacks a number or has latent attention.
     """
+    # A multimodal model has its decoder's numbers in a table of their own.
     config = config.get("text_config", config)
     missing = [key for key in _NEEDED if not isinstance(config.get(key), int)]
     if missing:
@@ -202,6 +208,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
     inner = _first(config, "intermediate_size")
     expert_inner = _first(config, "moe_intermediate_size") or inner
+    # Qwen gives the width of the shared experts, DeepSeek their number.
     shared = _first(config, "shared_expert_intermediate_size") or _first(config, "n_shared_experts") * expert_inner
     dense = _first(config, "first_k_dense_replace") + len(config.get("mlp_only_layers") or ())
     return ModelShape(

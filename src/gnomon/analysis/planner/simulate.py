@@ -36,6 +36,7 @@ class _Jumping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Advance to the next timer and return no event; without a timer, wait for an event as usual."""
+        # No timer is due: only a thread could wake the loop, and none works here.
         if timeout is None:
             return super().select()
         self.now += max(0.0, timeout)
@@ -88,6 +89,7 @@ class InOrder:
     def take(self, count: int) -> list[int]:
         """Return the indices of the next ``count`` tasks."""
         self._next += count
+        # Each task once: a simulation measures waiting and not learning.
         return list(range(self._next - count, self._next))
 
     def observe(self, groups: Sequence[Group]) -> Metrics:
@@ -192,6 +194,7 @@ class SimulatedEngine:
         """Return when all responses to one prompt are complete."""
         loop = asyncio.get_running_loop()
         self._advance()
+        # Computing a prompt delays all rows of the engine, as prefill and decoding take turns.
         self._stall += self.pace.prompt
         done = [loop.create_future() for _ in lengths]
         self._waiting.extend((prompt, length, future) for length, future in zip(lengths, done, strict=True))
@@ -213,6 +216,8 @@ class SimulatedEngine:
 
     def _slopes(self) -> tuple[float, float]:
         rows = len(self._rows)
+        # Every row's context grows by one a step, so the sum is kept as an offset
+        # and a common count: an event costs the same however many rows there are.
         context = self._offset + rows * self._tokens
         return self.pace.fixed(rows) + self.pace.cached * context, self.pace.cached * rows
 
@@ -224,12 +229,14 @@ class SimulatedEngine:
             return
         self.busy += passed
         self.row_seconds += passed * len(self._rows)
+        # Time goes to waiting prompts first, and decoding has the rest.
         computed = min(passed, self._stall)
         self._stall -= computed
         passed -= computed
         if passed <= 0:
             return
         first, more = self._slopes()
+        # The steps k that fit into the time t: first k + more k^2 / 2 = t, solved for k.
         steps = passed / first if more == 0 else (math.sqrt(first**2 + 2 * more * passed) - first) / more
         self.drawn += steps * len(self._rows)
         self._tokens += steps
@@ -239,6 +246,7 @@ class SimulatedEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # A heap by the count at which each row ends. The timer's rounding may leave a row a billionth of a token short.
         while self._rows and self._rows[0][0] <= self._tokens + _ROUNDING * max(1.0, self._tokens):
             _, _, future, offset = heapq.heappop(self._rows)
             self._offset -= offset
@@ -249,6 +257,7 @@ class SimulatedEngine:
             if future.cancelled():
                 continue
             self._count += 1
+            # The row's context minus the common count, which is added again in `_slopes`.
             offset = prompt - self._tokens
             self._offset += offset
             heapq.heappush(self._rows, (self._tokens + length, self._count, future, offset))
@@ -256,6 +265,7 @@ class SimulatedEngine:
             return
         first, more = self._slopes()
         steps = max(0.0, self._rows[0][0] - self._tokens)
+        # When the next row ends, if nothing else happens before: any event cancels this timer and sets another.
         seconds = self._stall + first * steps + more * steps**2 / 2
         self._timer = asyncio.get_running_loop().call_later(seconds, self.settle)
 
@@ -285,10 +295,13 @@ class SimulatedEngines:
         """Return the responses when the longest is complete."""
         await self._awake.wait()
         oldest = self.version
+        # A response's length follows from its key, as its tokens do in
+        # a real engine, so layouts are compared on the same lengths.
         lengths = [self.job.answers.of(float(uniforms(key, 1)[0])) for key in keys]
         engine = min(self.engines, key=lambda engine: engine.asked)
         await engine.answer(self.job.prompt, lengths)
         self._ended.set()
+        # One token whose id is the length: the rollouter moves it through unchanged, and memory stays small.
         return [Completion((n,), (0.0,), (0.0,), oldest, self.version, "stop") for n in lengths]
 
     async def sleep(self) -> None:
@@ -357,12 +370,14 @@ async def _run(job: PlannedJob, timing: Timing, steps: int, skipped: int, seed: 
     await pool.load(weights(0))
     async with stream:
         for step in range(skipped + steps):
+            # The first steps fill the engines and the queue, so counting begins after them.
             if step == skipped:
                 count = _Count(clock(), *_counted(pool))
             rollouts = [rollout for group in (await stream.next_batch()).groups for rollout in group.rollouts]
             tokens = sum(rollout.response[0] for rollout in rollouts)
             began = clock()
             await asyncio.sleep(timing.learn(tokens))
+            # The part of the publication during which engines go on answering; `load` waits for the rest.
             await asyncio.sleep(timing.publish - timing.pause)
             await pool.load(weights(step + 1))
             count.ages += [step - rollout.oldest_version for rollout in rollouts]

@@ -100,6 +100,7 @@ def forecast(place: Deployment) -> ClusterForecast:
 def bottleneck(place: Deployment, found: BestLayout) -> str:
     """Return the stage that limits the throughput."""
     stages, flow = found.stages, found.flow
+    # The share of the grading processes that is busy.
     grading = _grading(place, found) / place.job.graders
     if grading > max(flow.answering, flow.learning, 0.5):
         return "grading"
@@ -111,6 +112,8 @@ def bottleneck(place: Deployment, found: BestLayout) -> str:
     learning = max(inside, key=lambda name: inside[name])
     if learning == "updating" and stages.communicating > stages.computing:
         learning = "communicating in updates, for which passes are too small or learners too many"
+    # The simulation says which side never waits. Where neither is
+    # busy all the time, the longest responses hold both up.
     if flow.learning > 1 - _IDLE:
         return f"learning, most of all {learning}"
     if flow.answering > 1 - _IDLE and flow.learning < 1 - 2 * _IDLE:

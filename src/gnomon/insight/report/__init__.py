@@ -1,1 +1,1 @@
-"""A run, or several beside each other, on one page that asks nobody for anything."""
+"""One HTML page of a run, or of several beside each other, that loads nothing else."""

@@ -10,10 +10,11 @@ from typing import Any
 from markupsafe import Markup
 
 from gnomon.core.atomic_files import real_path
-from gnomon.core.svg import Series, chart
+from gnomon.core.svg import COLORS, Series, chart
 from gnomon.core.tables import flat, packaged_toml, reach_table, value_at
 from gnomon.insight.report import facts
-from gnomon.insight.report.curves import NARROW, WIDE, Panel, Rows, evaluated
+from gnomon.insight.report.curves import NARROW, WIDE, Panel, evaluated
+from gnomon.insight.report.plots import Rows
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
@@ -44,6 +45,7 @@ def compared(records: Sequence[RunRecord]) -> dict[str, Any]:
         _Run(name, record, record.metrics(), read_evaluations(record.files.evaluations), record.experiment())
         for name, record in zip(names, records, strict=True)
     ]
+    # Dotted keys, so that settings can be laid beside each other whatever their nesting.
     experiments = [flat(run.experiment) for run in runs]
     machines = [dict(facts.card_rows(run.record.card())) for run in runs]
     return {
@@ -67,6 +69,7 @@ def distinct(paths: Sequence[Path]) -> list[str]:
     ['a/seed0', 'b/seed0']
     """
     parts = [real_path(path).parts for path in paths]
+    # One run may be named twice, by a link: then no number of parts tells its names apart.
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(names):
@@ -94,7 +97,11 @@ def reward_digests(experiment: Mapping[str, Any], card: Mapping[str, Any]) -> di
     for table in given if isinstance(given, list | tuple) else ():
         if isinstance(table, Mapping):
             file, _, function = str(table.get("function", "")).rpartition(":")
+            # The weight changes the sum of rewards and not what this
+            # reward judges; a file's place says nothing of its content.
             what = {key: value for key, value in table.items() if key not in ("weight", "function")}
+            # The run card has the digest of each file at the run's
+            # beginning, since the file may have changed afterwards.
             said = json.dumps([sorted(what.items(), key=str), sources.get(file, file), function], default=str)
             name = str(table.get("name") or function or table.get("kind", "reward"))
             found[name] = hashlib.sha256(said.encode()).hexdigest()[:6]
@@ -106,6 +113,8 @@ def _score_name(run: _Run, runs: Sequence[_Run]) -> str:
     if not run.evaluations:
         return "-"
     name = next(iter(run.evaluations[-1].scores))
+    # Two runs may have each a reward "accuracy" that judges otherwise;
+    # equal names must not make their scores look comparable.
     every = [reward_digests(one.experiment, one.record.card()).get(name) for one in runs]
     own = reward_digests(run.experiment, run.record.card()).get(name)
     return f"{name} ({own})" if own and len(set(every)) > 1 else name
@@ -116,10 +125,12 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
     rewards = [value for _, value in column(run.rows, "rollout/reward_mean")]
     tokens = facts.total(run.rows, "tokens/generated")
+    # The first share is what was trained on.
     wasted = sum(share.fraction for share in facts.waste_shares(run.rows)[1:])
     return {
         "name": run.name,
-        "color": place % 8 + 1,
+        # Colors are classes of the page's style, counted from 1, and repeat after the last.
+        "color": place % len(COLORS) + 1,
         "algorithm": str(value_at(run.experiment, "algorithm.name") or "-"),
         "done": run.rows[-1]["step"] if run.rows else 0,
         "state": run.record.state(),
@@ -137,6 +148,7 @@ def _line(run: _Run, place: int, score: str) -> dict[str, Any]:
 def _verdict(runs: Sequence[_Run]) -> str:
     """Return what intervals allow to say of the final scores; nothing where they are of different questions."""
     last = [(run.name, run.evaluations[-1]) for run in runs if run.evaluations]
+    # A run without an evaluation cannot be ranked, and leaving it out would hide that.
     if len(last) < 2 or len(last) < len(runs):
         return ""
     if len({(e.task, e.prompts, next(iter(e.scores))) for _, e in last}) > 1:
@@ -146,11 +158,14 @@ def _verdict(runs: Sequence[_Run]) -> str:
         return (
             f"The runs were judged by different rewards ({', '.join(sorted(names))}): their scores cannot be compared."
         )
+    # The sort is stable: of equal scores the first named comes first.
     (name, best), (_, second) = sorted(last, key=lambda pair: -pair[1].headline.mean)[:2]
     highest = [name for name, one in last if one.headline.mean == best.headline.mean]
     if len(highest) > 1:
         who = "All runs are" if len(highest) == len(last) else f"{', '.join(highest)} are"
         return f"{who} tied at {best.headline.mean:.3f}. Each interval is of one run; other seeds would add to it."
+    # Intervals that do not overlap are a stricter test than an
+    # interval of the difference, which one run each does not give.
     if best.headline.low > second.headline.high:
         return f"{name} ended highest; its interval lies above all others."
     return (
@@ -163,6 +178,7 @@ def _panels(runs: Sequence[_Run]) -> list[Panel]:
     score = [one for run in runs for one in evaluated(run.evaluations, run.name)]
     found = [_panel("Held-out score", "The first score of each evaluation, with 95% intervals.", score, "step")]
     reward = [_series(run, "rollout/reward_mean", is_smooth=True) for run in runs]
+    # Equal steps are not equal costs, so the same curves are drawn over tokens and over time too.
     by_tokens = [_over(run, one, "tokens/generated", 1e-3) for run, one in zip(runs, reward, strict=True)]
     by_time = [_over(run, one, "", 1 / 60) for run, one in zip(runs, reward, strict=True)]
     note = "Mean over windows of a few steps."
@@ -187,6 +203,7 @@ def _panel(title: str, note: str, series: Sequence[Series], x_label: str) -> Pan
 
 def _series(run: _Run, name: str, is_smooth: bool = False) -> Series:
     points = column(run.rows, name)
+    # At most an eighth of a short run, or its whole course would be one mean.
     window = max(1, min(_SMOOTHED, len(points) // 8)) if is_smooth else 1
     ys = [value for _, value in points]
     means = [sum(ys[max(0, n - window + 1) : n + 1]) / (n + 1 - max(0, n - window + 1)) for n in range(len(ys))]
@@ -198,6 +215,7 @@ def _over(run: _Run, series: Series, name: str, unit: float) -> Series:
     spent: dict[float, float] = {}
     total = 0.0
     for step, value in column(run.rows, name or "seconds"):
+        # A metric is summed; seconds of work are recorded as a running total.
         total = total + value if name else value
         spent[step] = total * unit
     kept = [(spent[x], y) for x, y in zip(series.xs, series.ys, strict=True) if x in spent]

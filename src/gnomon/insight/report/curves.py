@@ -9,15 +9,13 @@ from markupsafe import Markup
 
 from gnomon.core.svg import Mark, Series, chart, number_of, thinned
 from gnomon.diagnosis.finding import Finding
-from gnomon.insight.report.plots import CAUSES, PLOTS, Plot, color_of
+from gnomon.insight.report.plots import CAUSES, PLOTS, Plot, Rows, Z, color_of
 from gnomon.records.jsonl import is_number, waste_cause
 from gnomon.records.reading import column
 from gnomon.training.evaluate import Evaluation
 
-Rows = Sequence[Mapping[str, Any]]
 WIDE, HALF, NARROW = (820, 300), (600, 340), (360, 230)
 """Sizes of a picture that has the width of the page, that has findings beside it, and of a small one."""
-_Z = 1.959964
 _MOST_MARKS = 24
 
 
@@ -64,7 +62,8 @@ def reward_picture(
     rewards = column(rows, "rollout/reward_mean")
     ends = []
     for step, mean in rewards:
-        half = _Z * deviations.get(step, math.nan) / math.sqrt(asked.prompts)
+        # Without a deviation the ends are nan, which the picture leaves out.
+        half = Z * deviations.get(step, math.nan) / math.sqrt(asked.prompts)
         ends.append(asked.intervals.get(step, (mean - half, mean + half)))
     drawn = [Series("training reward", *_split(rewards), [low for low, _ in ends], [high for _, high in ends])]
     drawn += evaluated(evaluations, f"held out: {_headline(evaluations)}")
@@ -87,7 +86,9 @@ def learning_panels(
         "The band is the 95% interval of each step's mean over prompts, bars are those of evaluations on held-out "
         "prompts. Dashed lines are evaluations, checkpoints and findings, listed below."
     )
+    # Small pictures have no room for the texts of marks.
     plain = [unlabeled(mark) for mark in marks]
+    # Only training on the dataset's answers has a perplexity: there the loss is what a run is for, and not a reward.
     if column(rows, "loss/perplexity"):
         panels = [_loss_panel(rows, evaluations, marks, plain)]
         if evaluations:
@@ -102,6 +103,7 @@ def learning_panels(
         series = [one for name in others[:6] for one in evaluated(evaluations, name, name)]
         picture = chart(series, "Other held-out scores", "step", "", plain, NARROW)
         panels.append(Panel("Other held-out scores", "With 95% intervals over prompts.", Markup(picture)))
+    # One part alone is the reward itself.
     parts = sorted({n for row in rows for n in row if n.startswith("reward/") and n.endswith("_mean")})
     if len(parts) > 1:
         names = {n: n.removeprefix("reward/").removesuffix("_mean") for n in parts[:8]}
@@ -125,6 +127,7 @@ def _loss_panel(rows: Rows, evaluations: Sequence[Evaluation], marks: Sequence[M
 
 def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     """Return seconds, throughput and memory."""
+    # Throughput and GiB are computed here, so that they are drawn by the same code as what was recorded.
     derived = [dict(row) | _derived(row) for row in rows]
     speed = Plot("Throughput", "tokens a second", {"tokens_per_second": "generated and trained on"})
     return panels_of(derived, (PLOTS["time"][0], speed, PLOTS["time"][1]), marks)
@@ -133,6 +136,7 @@ def time_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
 def waste_panels(rows: Rows, marks: Sequence[Mark]) -> list[Panel]:
     """Return the tokens without a gradient, by cause where that is known."""
     causes = sorted({n for row in rows for n in row if waste_cause(n)})
+    # A picture has eight colors.
     seen = [n for n in causes if any(value > 0 for _, value in column(rows, n))][:7]
     names = {n: waste_cause(n).replace("_", " ") for n in seen}
     colors = {n: color_of(waste_cause(n), CAUSES) for n in seen}
@@ -153,6 +157,7 @@ def marks_of(evaluations: Sequence[Evaluation], checkpoints: Sequence[int], find
         found += [Mark(e.step, "evaluation") for e in evaluations]
     if len(checkpoints) <= _MOST_MARKS:
         found += [Mark(step, "checkpoint") for step in checkpoints if step not in {e.step for e in evaluations}]
+    # Severe findings first, so that they stay where there are too many.
     worst = sorted(findings, key=lambda f: f.severity != "severe")[:_MOST_MARKS]
     tones: Mapping[str, Any] = {"severe": "severe", "warning": "warning"}
     return found + [Mark(f.first_step, f.rule, tones.get(f.severity, "plain")) for f in worst]
@@ -174,6 +179,7 @@ def everything(rows: Rows) -> list[MetricRow]:
     """Return every metric of the run in order of names."""
     columns: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
+        # One pass over all rows: `column` for each of hundreds of metrics would read them as many times.
         for name, value in row.items():
             if is_number(value):
                 columns.setdefault(name, []).append((row["step"], value))
@@ -192,6 +198,7 @@ def sparkline(points: Sequence[tuple[float, float]], size: tuple[int, int] = (11
     across = [(x - min(xs)) / wide * (size[0] - 2) + 1 if wide > 0 else size[0] / 2 for x in xs]
     up = [size[1] - 1 - (y - min(ys)) / high * (size[1] - 2) if 0 < high < math.inf else size[1] / 2 for y in ys]
     line = "L".join(f"{number_of(x)} {number_of(y)}" for x, y in zip(across, up, strict=True))
+    # The last stroke of a tenth makes a curve of a single point visible.
     drawn = f'<path d="M{line}h.1"/>'
     return Markup(f'<svg class="spark" viewBox="0 0 {size[0]} {size[1]}" aria-hidden="true">{drawn}</svg>')
 
@@ -205,6 +212,7 @@ def panels_of(rows: Rows, plots: Sequence[Plot], marks: Sequence[Mark]) -> list[
             for name, label in plot.names.items()
         ]
         there = [one for one in series if one.xs]
+        # Lines that are 0 all the time lie on the axis and hide each other, so they are named in the note.
         moving = [one for one in there if any(one.ys)]
         still = [one.name for one in there if not any(one.ys)] if moving else []
         note = f"{plot.note} Zero throughout: {', '.join(still)}." if still else plot.note
@@ -218,6 +226,7 @@ def _other_scores(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return the names of the scores beside the first that are not the same as it."""
     if not evaluations:
         return []
+    # A task's score and the sum of its parts may be the same numbers under two names: one picture is enough.
     first = _headline(evaluations)
     return [n for n in evaluations[-1].scores if any(e.scores.get(n) != e.scores.get(first) for e in evaluations)]
 

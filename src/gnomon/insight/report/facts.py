@@ -9,15 +9,12 @@ from gnomon.algorithms.presets import GRPO, NAMED
 from gnomon.config.experiment import Experiment
 from gnomon.core.atomic_files import read_plain_text
 from gnomon.core.tables import flat, packaged_toml, to_table, value_at
-from gnomon.insight.report.plots import CAUSES, STAGES, color_of
+from gnomon.insight.report.plots import CAUSES, STAGES, Rows, color_of
 from gnomon.records.console import duration
 from gnomon.records.jsonl import waste_cause
 from gnomon.records.reading import RunRecord, column
 from gnomon.records.run_card import sessions_of
 from gnomon.tasks.arithmetic import ArithmeticTask
-
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
 
 _WORDS = packaged_toml("gnomon.insight", "words.toml")
 _FORMER = ("idle", "failed", "refused", "surplus", "distrusted")
@@ -61,6 +58,7 @@ def worked_seconds(rows: Rows) -> float:
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
     """Return the means of the first and of the last few values, at most ten and a quarter of all."""
+    # At most a quarter, so that beginning and end do not overlap in a short run.
     few = max(1, min(10, len(values) // 4))
     return sum(values[:few]) / few, sum(values[-few:]) / few
 
@@ -69,7 +67,9 @@ def time_shares(rows: Rows) -> list[Share]:
     """Return where the time went: the stages of a step, the rest of it, and what was between steps."""
     stages = {name: total(rows, f"time/{name}_seconds") for name in _WORDS["stages"]}
     in_steps = total(rows, "time/step_seconds")
+    # Seconds of work begin with the run, and steps may be counted a little apart from them.
     whole = max(worked_seconds(rows), in_steps)
+    # Stages that overlap may add up to more than the step.
     stages["other"] = max(0.0, in_steps - sum(stages.values()))
     stages["between steps"] = max(0.0, whole - in_steps)
     meanings = {
@@ -90,10 +90,13 @@ def waste_shares(rows: Rows) -> list[Share]:
     generated = total(rows, "tokens/generated")
     if generated <= 0:
         return []
+    # Tokens by cause. Two metrics may mean one cause: `waste_cause` knows the words of earlier versions.
     causes: dict[str, float] = {}
     for name in sorted({n for row in rows for n in row if waste_cause(n)}):
         causes[waste_cause(name)] = causes.get(waste_cause(name), 0.0) + _tokens(rows, name)
+    # Runs recorded before causes were fractions have counts of tokens instead.
     causes = causes or {cause: total(rows, f"tokens/{cause}") for cause in _FORMER}
+    # What no cause took had a gradient; rounded fractions may add up to a little more than 1.
     trained = max(0.0, generated - sum(causes.values()))
     largest = sorted(((n, t) for n, t in causes.items() if t > 0), key=lambda pair: -pair[1])
     shares = [("trained", "had a gradient", trained), *((n, _WORDS["causes"].get(n, ""), t) for n, t in largest)]
@@ -104,6 +107,7 @@ def waste_shares(rows: Rows) -> list[Share]:
 
 
 def _tokens(rows: Rows, name: str) -> float:
+    # A fraction of a step's tokens becomes tokens, since steps differ in length.
     generated = dict(column(rows, "tokens/generated"))
     return sum(value * generated.get(step, 0.0) for step, value in column(rows, name))
 
@@ -136,24 +140,19 @@ def preset_differences(experiment: Mapping[str, Any]) -> tuple[str | None, list[
 
 def default_differences(experiment: Mapping[str, Any]) -> list[SettingDifference]:
     """Return what the experiment sets to something else than gnomon does by itself, apart from task and algorithm."""
+    # A setting without a default differs from nothing.
     required = {f.name for f in fields(Experiment) if f.default is MISSING and f.default_factory is MISSING}
     left_out = {*required, "name", "seed", "rewards"}
+    # Any valid experiment has the defaults; what had to be given for it is left out.
     plain = to_table(Experiment(model="tiny", task=ArithmeticTask(), algorithm=GRPO))
     tables = [{k: v for k, v in table.items() if k not in left_out} for table in (experiment, plain)]
     return differences(flat(tables[0]), flat(tables[1]))
 
 
-def task_name(experiment: Mapping[str, Any]) -> str:
-    """Return what the run was asked, in a word or two."""
-    task = experiment.get("task")
-    if not isinstance(task, Mapping):
-        return "its task"
-    return str(next((task[key] for key in ("generator", "path", "name", "kind") if task.get(key)), "its task"))
-
-
 def card_rows(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the run card as label and text; the newest session's, with the former ones counted."""
     sessions = sessions_of(card)
+    # A run that was resumed has a card for each session, and the newest tells how it is trained now.
     newest = sessions[-1] if isinstance(sessions[-1], Mapping) else card
     labels = {
         "reproducibility": "Reproducibility", "sandbox": "Sandbox", "device": "Device", "cpu": "Processor",
@@ -194,6 +193,7 @@ def experiment_text(record: RunRecord, most: int = 40_000) -> str:
 def asked_of(experiment: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many prompts a step asks, and how many answers to each; 1 where the experiment does not say."""
     each, count = value_at(experiment, "algorithm.num_generations"), experiment.get("rollouts_per_step")
+    # Not isinstance: a bool is an int.
     if type(count) is not int or type(each) is not int or each < 1:
         return 1, 1
     return max(1, count // each), each

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gnomon.core.svg import COLORS
 from gnomon.core.tables import packaged_toml
+
+Rows = Sequence[Mapping[str, Any]]
+Z = 1.959964
+"""Standard errors on each side of a mean in its 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ CAUSES = (
 
 def color_of(name: str, among: Sequence[str]) -> int:
     """Return the number of the color that a stage or a cause has in every picture of a page."""
+    # A cause that is not listed, such as a user's, has the color after the last one.
     return (among.index(name) if name in among else len(among)) % len(COLORS)
 
 

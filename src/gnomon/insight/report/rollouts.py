@@ -20,6 +20,7 @@ from gnomon.core.svg import number_of
 from gnomon.core.tables import packaged_toml
 from gnomon.core.types import Group, Rollout, Task
 from gnomon.core.user_code import without_code
+from gnomon.insight.report.plots import Z
 from gnomon.models.token_strings import Vocabulary, read_vocabulary
 from gnomon.records.corruption import BUDGET, chosen_rollouts, lines_of, rollout_row
 from gnomon.records.jsonl import is_number
@@ -31,7 +32,6 @@ from gnomon.tasks.tools import find_calls
 # One pass over the rollouts of a run: which there are, how they were rewarded, and how each prompt went over time.
 
 _ERROR_STEPS = 10
-_Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,11 @@ def scan(record: RunRecord, metrics: Sequence[Mapping[str, Any]], budget: int = 
     Args:
         metrics: Rows which tell in what steps there were errors.
     """
+    # Steps with errors are read in any case: of a long run the budget alone might miss all of them.
     failed = [step for step, share in column(metrics, "rollout/error_fraction") if share > 0]
     there = record.rollout_steps()
     read = chosen_rollouts(record.files, budget, sorted(set(failed) & set(there))[-_ERROR_STEPS:])
+    # Damaged lines are counted in the steps that every view reads, so that report, doctor and watch name one number.
     counted = chosen_rollouts(record.files, budget)
     found = Scan(steps=len(read), of_steps=len(there))
     for step, path in read.items():
@@ -114,13 +116,15 @@ def reward_intervals(found: Scan) -> dict[int, tuple[float, float]]:
     ever given, since no mean is beyond them.
     """
     rewards = [seen.reward for seen in found.seen if seen.reward is not None]
+    # Steps that were read for their errors are no sample of the run.
     if found.steps < found.of_steps or not rewards:
         return {}
     least, most = min(rewards), max(rewards)
     found_here = {}
     for step, means in found.means.items():
         if len(means) > 1:
-            center, half = statistics.fmean(means), _Z * statistics.pstdev(means) / math.sqrt(len(means) - 1)
+            # Population deviation over sqrt(n - 1) is the sample deviation over sqrt(n): the standard error.
+            center, half = statistics.fmean(means), Z * statistics.pstdev(means) / math.sqrt(len(means) - 1)
             found_here[step] = (max(least, center - half), min(most, center + half))
     return found_here
 
@@ -132,11 +136,13 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
     for members in groups.values():
         rewards = [float(row["reward"]) for _, row in members if row["reward"] is not None]
         mean = sum(rewards) / len(rewards) if rewards else 0.0
+        # Read from a file, so it may be anything; all answers of a group have the same one.
         baseline: Any = members[0][1].get("baseline")
         value = float(baseline) if is_number(baseline) else None
         expected = mean if value is None else value
         for place, row in members:
             reward = None if row["reward"] is None else float(row["reward"])
+            # With a tracker what it expected, otherwise the group's mean.
             surprise = 0.0 if reward is None else abs(reward - expected)
             is_error = reward is None and row.get("error") is not None
             found.seen.append(ScannedRollout(step, place, row["task_id"], reward, surprise, "entropy" in row, is_error))
@@ -144,6 +150,7 @@ def _add(found: Scan, step: int, lines: Sequence[tuple[int, dict[str, Any]]]) ->
             found.means.setdefault(step, []).append(mean)
             name = members[0][1]["task_id"]
             found.visits.setdefault(name, []).append(Visit(step, mean, value))
+            # A run may ask thousands of prompts, so memory holds the beginnings of their questions.
             found.questions.setdefault(name, members[0][1]["question"][:400])
 
 
@@ -196,7 +203,7 @@ class PromptTable:
     is_tracked: bool
     overview: Markup | None
     rows: int
-    chapters: Sequence[PromptList]
+    lists: Sequence[PromptList]
 
 
 def prompts_of(scan: Scan) -> PromptTable:
@@ -206,8 +213,9 @@ def prompts_of(scan: Scan) -> PromptTable:
     span = _span(scan.visits)
     rises = {name: _level(visits, -1) - _level(visits, 0) for name, visits in again.items()}
     most = sorted(again, key=lambda name: (-len(again[name]), name))
+    # Never above the lowest reward that the run gave, where it gave different ones.
     stuck = [name for name in most if max(v.reward for v in again[name]) <= span[0] and span[1] > span[0]]
-    chapters = {
+    named = {
         "Learned": sorted((name for name in most if rises[name] > 0), key=lambda name: -rises[name]),
         "Forgotten": sorted((name for name in most if rises[name] < 0), key=lambda name: rises[name]),
         "Never solved": stuck,
@@ -215,7 +223,7 @@ def prompts_of(scan: Scan) -> PromptTable:
     }
     listed = [
         PromptList(title, [_history(scan, name, span) for name in names[:_EACH]])
-        for title, names in chapters.items()
+        for title, names in named.items()
         if names
     ]
     rows = min(len(again), MOST_ROWS)
@@ -238,10 +246,12 @@ def overview(visits: Mapping[str, Sequence[Visit]], span: tuple[float, float]) -
     for row, name in enumerate(names):
         cells: dict[int, list[float]] = {}
         for visit in visits[name]:
+            # More steps than columns: a cell is the mean over a stretch.
             cells.setdefault((visit.step - first) * columns // (last - first + 1), []).append(visit.reward)
         for at, rewards in cells.items():
             shade = _shade(sum(rewards) / len(rewards), span)
             place = f"M{at * _CELL} {row * _CELL}h{_HIGH}v{_HIGH}h-{_HIGH}z"
+            # One path a shade instead of a rectangle a cell keeps the page small.
             shades.setdefault(shade, []).append(place)
     paths = "".join(f'<path class="shade-{shade}" d="{"".join(parts)}"/>' for shade, parts in sorted(shades.items()))
     size = (columns * _CELL, len(names) * _CELL)
@@ -261,6 +271,7 @@ def _history(scan: Scan, name: str, span: tuple[float, float]) -> PromptHistory:
 
 def _picture(visits: Sequence[Visit], span: tuple[float, float]) -> Markup:
     low, high = _wider(span, [v.value for v in visits if v.value is not None])
+    # Evenly chosen, with the first and the last.
     kept = visits if len(visits) <= 60 else [visits[n * (len(visits) - 1) // 59] for n in range(60)]
     first, last = visits[0].step, visits[-1].step
 
@@ -311,6 +322,7 @@ def algorithm_of(record: RunRecord) -> Algorithm | None:
     if not isinstance(table, Mapping):
         return None
     try:
+        # A recorded algorithm may name a file of the user's; a page is drawn without running it.
         with without_code():
             return resolve(table)
     except (ConfigError, TypeError, ValueError, OverflowError, RecursionError):
@@ -331,17 +343,20 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     """
     trained = [place for place, one in enumerate(step) if one.taught.advantages]
     known = [place for place in trained if step[place].taught.proximal]
+    # A bound that is computed over a step, as an effective size, is wrong from a part of it.
     is_told = len(known) == len(trained) or algorithm.ratio.anchor != "behavior"
     # Distributions, entropies and the reference's log-probabilities are not recorded.
     reads_more = algorithm.reads_entropy or getattr(algorithm.surrogate, "reference_top", None) is not None
     if not known or not is_told or algorithm.ratio.anchor == "reference" or reads_more:
         return {}
     chosen = [step[place] for place in known]
+    # Each rollout as a group of its own: advantages are recorded, so groups are not needed again.
     batch = collate([Group(Task(one.rollout.task_id, (), ""), (one.rollout,)) for one in chosen], 1.0)
     proximal = _matrix([one.taught.proximal for one in chosen], batch.width)
     advantages = masked(_matrix([one.taught.advantages for one in chosen], batch.width), batch.mask)
     behavior = batch.behavior.double()
     batch = batch.with_fields(behavior=behavior, proximal=proximal, advantages=advantages)
+    # As in `dissect`: the slope of the loss in the log-probability, over what it would be without a bound, is the push.
     leaf = proximal.clone().requires_grad_()
     ratio = algorithm.ratio(proximal, behavior, batch.mask)
     # A correction bounds proximal over behavior itself, beside a ratio that begins at 1.
@@ -351,7 +366,9 @@ def trust_letters(algorithm: Algorithm, step: Sequence[RecordedRollout]) -> dict
     if algorithm.correction is not None:
         per_token = algorithm.correction(view)[0] * per_token
     (slope,) = torch.autograd.grad(masked(per_token, batch.mask).sum(), leaf)
+    # (rows, positions); without an advantage there is no push to compare.
     push = masked(-slope / advantages, advantages != 0)
+    # There one ratio stands for all tokens of a row, so each token's slope is that of the whole row.
     if algorithm.ratio.level == "sequence_product":
         push = push / batch.mask.sum(1, keepdim=True).clamp(min=1)
     letters = _letters(batch.mask, advantages, push, masked(ratio.exp(), batch.mask))
@@ -362,6 +379,7 @@ def _matrix(rows: Sequence[Sequence[float]], width: int) -> Tensor:
     padded = torch.zeros(len(rows), width, dtype=torch.float64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    # A token that was not scored is recorded as null.
     return padded.nan_to_num(0.0)
 
 
@@ -381,7 +399,7 @@ def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> l
 
 
 EACH = 5
-"""Rollouts on a shelf."""
+"""Rollouts of one list."""
 _HEAD = 0.7
 _MOST_TURNS = 40
 _LETTERS = 8
@@ -459,7 +477,7 @@ class RolloutList:
     rollouts: Sequence[Shown]
 
 
-_SHELVES: Mapping[str, Sequence[str]] = packaged_toml("gnomon.insight", "words.toml")["shelves"]
+_LISTS: Mapping[str, Sequence[str]] = packaged_toml("gnomon.insight", "words.toml")["rollout_lists"]
 
 
 @dataclass(frozen=True)
@@ -477,19 +495,19 @@ class Reader:
     most: int = 700
     each: int = EACH
 
-    def shelves(self, scan: Scan) -> list[RolloutList]:
-        """Return the shelves that hold something."""
+    def rollout_lists(self, scan: Scan) -> list[RolloutList]:
+        """Return the lists that hold something."""
+        # Chosen by the few numbers of the scan; then only their steps are parsed with all tokens.
         wanted = {key: listed[: self.each] for key, listed in chosen(scan).items()}
         shown = self._read({seen for listed in wanted.values() for seen in listed})
         filled = {key: [shown[seen] for seen in listed if seen in shown] for key, listed in wanted.items()}
-        return [
-            RolloutList(key, _SHELVES[key][0], _SHELVES[key][1], listed) for key, listed in filled.items() if listed
-        ]
+        return [RolloutList(key, _LISTS[key][0], _LISTS[key][1], listed) for key, listed in filled.items() if listed]
 
     def _read(self, wanted: set[ScannedRollout]) -> dict[ScannedRollout, Shown]:
         found: dict[ScannedRollout, Shown] = {}
         for step in sorted({seen.step for seen in wanted}):
             rollouts = self.record.rollouts(step)
+            # Of the whole step, because some bounds depend on all of its rollouts.
             letters = {} if self.algorithm is None else trust_letters(self.algorithm, rollouts)
             for seen in wanted:
                 if seen.step == step and seen.place < len(rollouts):
@@ -498,8 +516,10 @@ class Reader:
 
     def _shown(self, one: RecordedRollout, letters: str) -> Shown:
         rollout = one.rollout
+        # Of a long prompt the end, which the answer followed.
         prompt = rollout.prompt[-2 * self.most :]
         seen = "" if self.vocabulary is None else without_secrets(self.vocabulary.text(prompt))
+        # Names and texts are from files or models, so each has a limit.
         parts = rollout.grade.parts.items()
         return Shown(
             step=one.step,
@@ -535,6 +555,7 @@ def turns_of(rollout: Rollout, vocabulary: Vocabulary | None) -> list[ShownTurn]
     """Return the answers of a conversation, segment by segment; none where there is only one."""
     turns = []
     for row in rollout.rows:
+        # A turn is the answer's tokens and behind them, masked, the reply of the environment.
         begins = [0, *row.turn_ends]
         for number, (end, earned) in enumerate(zip(row.turn_ends, row.turn_rewards, strict=True)):
             span = range(len(row.response))[begins[number] : end]
@@ -550,15 +571,17 @@ def vocabulary_of(record: RunRecord) -> Vocabulary | None:
     """Return the tokens of the run's own tokenizer, as its newest checkpoint has it; None where there is none yet."""
     folders = [record.files.checkpoints / f"step-{step}" for step in reversed(record.checkpoint_steps())]
     named = record.experiment().get("model")
+    # A checkpoint has the tokenizer that was trained with; before the first one it is the base model's.
     places = [*folders[:1], *([Path(named)] if isinstance(named, str) else [])]
     return next((found for place in places if (found := read_vocabulary(place)) is not None), None)
 
 
 def chosen(scan: Scan) -> dict[str, list[ScannedRollout]]:
-    """Return which rollouts stand on which shelf, the first the likeliest to be shown.
+    """Return which rollouts are on which list, the first the likeliest to be shown.
 
     One of each prompt comes before a second of any; of equals those of which most is known, then the latest.
     """
+    # All orders below are stable, so this one decides between equals.
     known = sorted((s for s in scan.seen if not s.is_error), key=lambda seen: (not seen.is_looked_at, -seen.step))
     graded = [seen for seen in known if seen.reward is not None]
     failed = sorted((seen for seen in scan.seen if seen.is_error), key=lambda seen: -seen.step)
@@ -575,6 +598,7 @@ def _varied(seen: Sequence[ScannedRollout]) -> list[ScannedRollout]:
     firsts: dict[str, ScannedRollout] = {}
     for one in seen:
         firsts.setdefault(one.task_id, one)
+    # The first of each prompt, then the others in their order.
     among = set(firsts.values())
     return [*firsts.values(), *(one for one in seen if one not in among)]
 
@@ -584,6 +608,7 @@ def _course(known: Sequence[ScannedRollout]) -> list[ScannedRollout]:
     steps = sorted(first)
     if len(steps) < 2:
         return []
+    # Evenly over the run, its first and last step included.
     at = {round(n * (len(steps) - 1) / (EACH - 1)) for n in range(EACH)}
     return [first[steps[place]] for place in sorted(at)]
 
@@ -599,6 +624,7 @@ def _facts(one: RecordedRollout) -> Iterator[str]:
     if surprises:
         yield f"{sum(surprises) / len(surprises):.2f} nats a token"
     advantages = set(one.taught.advantages)
+    # One advantage for the whole answer; otherwise it is shown token by token.
     if len(advantages) == 1 and math.isfinite(min(advantages)):
         yield f"advantage {min(advantages):+.3g}"
     if one.taught.baseline is not None:
@@ -646,6 +672,7 @@ def _numbers(one: RecordedRollout, letters: str, places: Sequence[int]) -> dict[
 
 def _ratio(proximal: float, behavior: float) -> float:
     shift = proximal - behavior
+    # The bound of the losses, which also keeps exp from overflowing.
     return math.exp(max(-20.0, min(20.0, shift))) if math.isfinite(shift) else math.nan
 
 
@@ -654,4 +681,5 @@ def _listed(values: Sequence[float], mask: Sequence[bool], form: str) -> str:
         format(value, form) if chosen and math.isfinite(value) else ""
         for value, chosen in zip(values, mask, strict=True)
     ]
+    # Most answers have one advantage for all tokens: one number instead of hundreds keeps the page small.
     return known[0] if len(set(known)) == 1 else " ".join(known)

@@ -13,6 +13,7 @@ from gnomon.insight.report.plots import PLOTS
 from gnomon.insight.report.rollouts import prompts_of, reward_intervals, scan
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
+from gnomon.records.jsonl import task_name
 from gnomon.records.reading import RunRecord, column
 from gnomon.records.run_card import end_of
 from gnomon.training.evaluate import EvalScore, Evaluation, read_evaluations
@@ -53,6 +54,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     checkpoints = record.checkpoint_steps()
     marks = curves.marks_of(evaluations, checkpoints, findings)
     plain = [curves.unlabeled(mark) for mark in marks]
+    # One pass over the rollouts, on which intervals, prompts and lists of rollouts draw.
     seen = scan(record, rows)
     asked = curves.CurveSettings(*facts.asked_of(experiment), reward_intervals(seen))
     named = reach_table(experiment, "algorithm")
@@ -68,7 +70,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
         "done": done,
         "steps": record.steps(),
         "model": Path(str(experiment.get("model", "a model"))).name,
-        "task": facts.task_name(experiment),
+        "task": task_name(experiment) or "its task",
         "algorithm": str(named.get("name", "an algorithm")),
         "paper": str(named.get("paper", "")),
         "verdict": verdict(evaluations),
@@ -103,6 +105,7 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
         return ""
     before, after = evaluations[0].headline, evaluations[-1].headline
     name = next(iter(evaluations[-1].scores))
+    # Intervals that do not overlap are a stricter test than one of the difference.
     if after.low > before.high:
         said = "rose beyond noise"
     elif after.high < before.low:
@@ -125,6 +128,7 @@ def interval(score: EvalScore) -> str:
 def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> list[Figure]:
     """Return the few numbers that a person asks for first."""
     found: list[Figure] = []
+    # The first and the last: what was before, and what came of it.
     ends = [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else list(evaluations)
     for one in ends:
         label = f"held out after step {one.step}" if one.step else "held out before"
@@ -148,6 +152,7 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     if thoughts and endless:
         found.append(Figure("in thoughts", f"{thoughts[-1]:.0%} of the text", f"{endless[-1]:.0%} of thoughts cut off"))
     tokens, seconds = facts.total(rows, "tokens/generated"), facts.worked_seconds(rows)
+    # Recorded where the dataset's own answers are trained on, which nobody generated.
     epochs = [value for _, value in column(rows, "tokens/epochs")]
     if epochs:
         found.append(Figure("tokens trained on", _short(tokens), f"{epochs[-1]:.3g} passes over the rows"))

@@ -1,4 +1,4 @@
-"""The page of a run, or of several beside each other: one HTML file that needs nothing else and asks nobody."""
+"""The page of a run, or of several beside each other: one HTML file that loads nothing else."""
 
 import base64
 import hashlib
@@ -39,7 +39,7 @@ MOST_RUNS = 32
 MOST_DIAGNOSED = 500
 """Steps that are diagnosed anew for a page."""
 _ROOM = ((700, 5), (350, 5), (200, 3), (60, 2), (10, 1))
-"""Tokens of a response and rollouts on a shelf, tried in this order until the page is small enough."""
+"""Tokens of a response and rollouts of one list, tried in this order until the page is small enough."""
 _STYLE, _SCRIPT = "<!--style-->", "<!--script-->"
 # A mark, or the text between two; and, in a mark, what a person reads.
 _PART = re.compile(r"<[^<>]*>|[^<>]+")
@@ -104,10 +104,11 @@ def run_page(record: RunRecord, is_over: bool = False) -> str:
     run = build_report(record, findings_of(record), is_over)
     vocabulary, algorithm = vocabulary_of(record), algorithm_of(record)
     page = ""
+    # Responses take nearly all of a page, so they are shortened until it fits; the last try is shown whatever its size.
     for most, each in _ROOM:
         reader = Reader(record, vocabulary, algorithm, most, each)
-        shelves = reader.shelves(run["scan"])
-        page = _page("run.html", {"run": run, "shelves": shelves, "colorings": colorings(shelves)})
+        lists = reader.rollout_lists(run["scan"])
+        page = _page("run.html", {"run": run, "lists": lists, "colorings": colorings(lists)})
         if len(page.encode()) <= LARGEST:
             break
     return page
@@ -124,6 +125,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
     What the run wrote down and a diagnosis of its files does not find, as where files are damaged, is added.
     """
     said = written(record.files)
+    # A diagnosis reads the whole run, which takes long where there are thousands of steps.
     if record.files.findings.exists() and len(record.metrics()) > MOST_DIAGNOSED:
         return said
     found = diagnose(record)
@@ -131,9 +133,9 @@ def findings_of(record: RunRecord) -> list[Finding]:
     return [*found, *(finding for finding in said if finding.rule not in known)]
 
 
-def colorings(shelves: Sequence[RolloutList]) -> list[tuple[str, str, str]]:
+def colorings(lists: Sequence[RolloutList]) -> list[tuple[str, str, str]]:
     """Return by what the tokens on the page can be colored: key, title and meaning."""
-    there = {name for store in shelves for one in store.rollouts for name in one.response.numbers}
+    there = {name for kind in lists for one in kind.rollouts for name in one.response.numbers}
     return [(key, words[0], words[1]) for key, words in _COLORINGS.items() if key in there]
 
 
@@ -153,6 +155,7 @@ def _templates() -> Environment:
 def _page(template: str, context: Mapping[str, Any]) -> str:
     folder = files("gnomon.insight.report") / "page"
     script = (folder / "page.js").read_text(encoding="utf-8")
+    # The page's security policy allows this one script by its digest, so a script in a run's text cannot run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     places = {"style": Markup(_STYLE), "script": Markup(_SCRIPT), "digest": digest, "mark": Markup(MARK)}
     text = _templates().get_template(template).render(**context, **places, version=gnomon.__version__)
@@ -166,7 +169,9 @@ def _for_people(page: str) -> str:
 
     Marks, classes, names of places and numbers of drawings stay what they are, whatever a secret of the environment is.
     """
+    # Compared unescaped: a secret with "&" or "<" in it stands escaped in the page.
     plain = unescape(page)
+    # The usual case: nothing to hide in the whole page, and it is not taken apart.
     if for_people(plain) == plain:
         return page
     # Where the whole has no secret of the environment, no part has one: it is not looked for a thousand times.
@@ -183,6 +188,7 @@ def _part(found: str, environment: Mapping[str, str]) -> str:
 def _text(written: str, environment: Mapping[str, str]) -> str:
     plain = unescape(written)
     shown = for_people(plain, environment)
+    # What does not change keeps the entities that the template wrote.
     return written if shown == plain else str(escape(shown))
 
 

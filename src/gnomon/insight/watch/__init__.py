@@ -1,1 +1,1 @@
-"""A run seen live on a terminal, or as lines: it reads files, loads no tensors and disturbs nobody."""
+"""A run seen live on a terminal, or as lines: it reads files alone, and neither loads tensors nor takes a lock."""

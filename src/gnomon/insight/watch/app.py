@@ -65,6 +65,7 @@ class WatchApp(App[None]):
 
     def __init__(self, watcher: Watcher, interval: float = 1.0) -> None:
         super().__init__()
+        # The terminal's own sixteen colors.
         self.theme = "ansi-dark"
         self.watcher, self.interval = watcher, interval
         self.snapshot: RunSnapshot | None = None
@@ -84,12 +85,14 @@ class WatchApp(App[None]):
         self.query_one("#body").focus()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
+            # Where a loop takes no signal handlers the signal ends the process as always, only less tidily.
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self.exit)
         self.run_worker(self._look_on(), exit_on_error=True)
 
     async def _look_on(self) -> None:
         while True:
+            # Reading files on a slow disk must not hold up the keys.
             self.snapshot = await asyncio.to_thread(self.watcher.look)
             self.draw()
             await asyncio.sleep(self.interval)
@@ -118,6 +121,7 @@ class WatchApp(App[None]):
         self._put("head", joined(head(snapshot, width)))
         self._put("tabs", self._tabs(snapshot))
         self._put("keys", line(*(part for key, what in _FOOT for part in ((key, HEAD), (f" {what}   ", MUTED)))))
+        # Functions, so that only the pane that is shown is drawn.
         made: dict[str, Callable[[], list[Text]]] = {
             "overview": lambda: overview(snapshot, width, height),
             "curves": lambda: views.curves(snapshot, width - 2),

@@ -29,8 +29,10 @@ def tame(text: str) -> str:
     for character in for_people(shortened(text, _LONGEST)).replace("\t", "    "):
         kind = unicodedata.category(character)
         marks = marks + 1 if kind.startswith("M") else 0
+        # Stacked marks write over the lines above; variation selectors change a character's width in some terminals.
         if marks > _MARKS or "\ufe00" <= character <= "\ufe0f":
             continue
+        # Unassigned and private characters have a width that only the font knows.
         kept.append("\ufffd" if kind in ("Cn", "Co") else character)
     return "".join(kept)
 
@@ -41,6 +43,8 @@ def one_line(text: str, width: int) -> str:
     >>> one_line("a question\\nof two lines", 16)
     'a question ⏎ of…'
     """
+    # Secrets first, of the whole text: a secret that is cut in two
+    # would not be found. Then only what may be shown is made harmless.
     beginning = tame(without_secrets(text)[: 4 * max(width, 1)])
     return cut(" ⏎ ".join(line.strip() for line in beginning.strip().splitlines()), width)
 
@@ -90,6 +94,7 @@ def _folded(paragraph: str, width: int) -> list[str]:
             continue
         if line:
             lines.append(line)
+        # A word wider than the line is cut into pieces, and the last one goes on.
         *whole, line = chop_cells(word, width) or [""]
         lines.extend(whole)
     return [*lines, line]
@@ -116,6 +121,7 @@ def spark(values: Sequence[float], width: int, least: float = 0.0) -> str:
     if not means:
         return ""
     low, high = min(means), max(means)
+    # Stretched to full height, rounding would look like a course.
     if high - low <= max(least, 1e-6 * max(abs(high), abs(low))):
         return "─" * len(means)
     top = len(_BLOCKS) - 1
@@ -130,6 +136,7 @@ def chart(values: Sequence[float], width: int, height: int, low: float, high: fl
     >>> chart([0.0, 1.0], 2, 1, 0.0, 1.0)
     ['⡠⠊']
     """
+    # In dots: a braille cell has two columns of four.
     rows, columns = 4 * height, 2 * width
     cells = [[_BLANK] * width for _ in range(height)]
     before: int | None = None
@@ -175,6 +182,7 @@ def _stretched(values: Sequence[float], columns: int) -> list[float]:
     stretched = []
     for column in range(columns):
         place = column * (len(found) - 1) / (columns - 1)
+        # The last column falls on the last value, which has no right neighbor.
         left = min(int(place), len(found) - 2)
         stretched.append(found[left] + (found[left + 1] - found[left]) * (place - left))
     return stretched

@@ -56,6 +56,7 @@ class LineWriter:
     def tell(self, snapshot: RunSnapshot) -> list[str]:
         """Return the lines; none where nothing happened."""
         if not self._state:
+            # At the first look only the newest evaluation is news.
             self._evaluations = max(0, len(snapshot.evaluations) - 1)
         lines = self._changed(snapshot) if snapshot.state != self._state else []
         self._state = snapshot.state
@@ -63,6 +64,7 @@ class LineWriter:
             lines.append(step_line(snapshot))
         for found in snapshot.evaluations[self._evaluations :]:
             lines.append(f"evaluation after step {found.step}: {found.name} {found}")
+        # They are ordered from the gravest, and lines are read upwards from the last one.
         for finding in reversed(snapshot.findings):
             if (finding.rule, finding.first_step) not in self._said:
                 self._said.add((finding.rule, finding.first_step))
@@ -73,10 +75,12 @@ class LineWriter:
             lines += [damage] if damage else []
         # Both go back when a run is cut to its checkpoint, or is another one.
         self._step, self._evaluations = snapshot.step, len(snapshot.evaluations)
+        # One event is one line, for programs that read the lines.
         return [" ".join(tame(line).split("\n")) for line in lines]
 
     def _changed(self, snapshot: RunSnapshot) -> list[str]:
         """Return where a run is that was elsewhere; how it ended is said last."""
+        # `follow` says the end itself, behind all other lines.
         if self._state and snapshot.state in ("finished", "stopped"):
             return []
         said = _in_words(snapshot) if snapshot.state == "absent" else subject(snapshot)

@@ -34,7 +34,7 @@ from gnomon.insight.watch.lines import (
 )
 from gnomon.insight.watch.watcher import RunSnapshot
 from gnomon.records.corruption import in_words
-from gnomon.records.jsonl import waste_cause
+from gnomon.records.jsonl import task_name, waste_cause
 from gnomon.records.phase import duration
 
 # The metrics that a live view shows, and how their numbers are written.
@@ -81,6 +81,7 @@ def written(value: float, form: Form = "number") -> str:
         return f"{100 * value:.0f}%"
     if form == "bytes":
         return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    # Eight characters are the width of the column.
     if form == "count" or abs(value) >= 1000:
         return f"{value:.0f}" if abs(value) < 1e7 else f"{value:.1e}"
     if value != 0 and abs(value) < 0.001:
@@ -130,8 +131,7 @@ def badge(snapshot: RunSnapshot) -> Text:
 def subject(snapshot: RunSnapshot) -> str:
     """Return what is trained: algorithm, task and model, as far as the experiment says."""
     table = snapshot.table
-    task = table.get("task")
-    named: list[Any] = [value_at(table, "algorithm.name"), _task(task), table.get("model")]
+    named: list[Any] = [value_at(table, "algorithm.name"), task_name(table), table.get("model")]
     return " · ".join(Path(name).name or name for name in named if isinstance(name, str) and name)
 
 
@@ -181,15 +181,6 @@ def _progress(snapshot: RunSnapshot, width: int) -> Text:
     )
 
 
-def _task(task: Any) -> str:
-    if not isinstance(task, dict):
-        return ""
-    if isinstance(task.get("parts"), list):
-        return "+".join(filter(None, (_task(part.get("task")) for part in task["parts"] if isinstance(part, dict))))
-    named = (task.get(key) for key in ("generator", "path", "name", "kind"))
-    return next((name for name in named if isinstance(name, str)), "")
-
-
 # The first pane: how it goes, at one look.
 
 COLORS = {"severe": BAD, "warning": WARN, "note": CALM}
@@ -200,6 +191,7 @@ _TALLEST = 14
 
 def overview(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
     """Return the overview in ``height`` lines of ``width`` cells at most; with more room curves become taller."""
+    # What is wrong and what is found have their lines first; curves take what is left.
     above = banner(snapshot, width)
     if snapshot.state == "absent":
         return fitted(above[: max(height, 1)], width)
@@ -221,6 +213,7 @@ def _learning(snapshot: RunSnapshot, width: int, height: int) -> list[Text]:
     if not snapshot.rows:
         return [title("reward", width), *(line((row, MUTED)) for row in wrapped(_before_the_first(snapshot), width))]
     rows = [health(snapshot, term, width) for term in HEALTH if snapshot.series(term.name)]
+    # The curve grows with the terminal, and the rows below it come first.
     tall = max(3, min(height - 2 - len(rows), height // 2, _TALLEST))
     term = objective(snapshot)
     curve = [title(term.label, width, _change(snapshot)), *curve_lines(snapshot.series(term.name), term, width, tall)]
@@ -253,6 +246,7 @@ def scale(values: Sequence[float], least: float) -> tuple[float, float]:
     """
     low, high = min(values), max(values)
     if high - low <= max(least, 1e-6 * max(abs(high), abs(low))):
+        # A constant line lies in the middle of its picture; fractions do not go beyond 1.
         top = 1.0 if high <= 1 < 1.5 * high else 1.5 * high
         return (low / 2, top) if low > 0 else (low, low + (100 * least or 1.0))
     return (0.0, high) if 0 <= low < high <= 1 and low < high / 2 else (low, high)
@@ -266,6 +260,7 @@ def health(snapshot: RunSnapshot, term: Term, width: int) -> Text:
 
 def stages(snapshot: RunSnapshot, width: int) -> list[Text]:
     """Return which share of a step's time each stage takes, over the last 20 steps."""
+    # Means over the last steps, as a single step may hold a garbage collection or a checkpoint.
     whole = snapshot.recent("time/step_seconds")
     if not whole:
         return []
@@ -324,6 +319,7 @@ def evaluation(snapshot: RunSnapshot, width: int) -> list[Text]:
     lines = [title("evaluation", width, f"{one_line(last.name, 20)}, {last.prompts} prompts")]
     shown = [last] if first is last else [last, first]
     for found in shown:
+        # Only what is beyond noise is colored as better.
         style = GOOD if found is last and first is not last and last.low > first.high else ""
         lines.append(line((f"step {found.step:<6}", MUTED), (f" {found}", style)))
     return lines
@@ -397,6 +393,7 @@ def curves(snapshot: RunSnapshot, width: int) -> list[Text]:
         blocks = [[*_curve(snapshot, term, wide), line()] for term in terms[start : start + count]]
         row = blocks[0]
         for number, block in enumerate(blocks[1:], start=1):
+            # The blocks so far are the left column of the next pair.
             row = side_by_side(row, block, number * wide + 3 * (number - 1), "   ")
         lines.extend(row)
     return fitted(lines, width)

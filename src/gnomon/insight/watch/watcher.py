@@ -1,4 +1,4 @@
-"""A run as a live view knows it: each look reads what was added since the one before, and disturbs nobody."""
+"""A run as a live view knows it: each look reads what was added since the one before."""
 
 import os
 import sys
@@ -52,14 +52,18 @@ class Growing(Generic[T]):
         try:
             with open_plain(self.path) as file:
                 status = os.fstat(file.fileno())
+                # A file that was replaced has another inode; one that was cut is shorter than what was read.
                 identity = (status.st_dev, status.st_ino)
                 if identity != self._identity or status.st_size < self._read:
                     self._begin(identity)
                 file.seek(self._read - len(self._mark))
+                # Cut and written again to at least the old length: the bytes
+                # before the place where reading stopped tell.
                 if file.read(len(self._mark)) != self._mark:
                     self._begin(identity)
                     file.seek(0)
                 for line in file:
+                    # The run is in the middle of writing this line: the next look finds it whole.
                     if not line.endswith(b"\n"):
                         return
                     self._take(line)
@@ -93,10 +97,12 @@ class DamagedRollouts:
         Args:
             newest: The last step that has its rollouts on disk, 0 for none.
         """
+        # A run that was cut back to a checkpoint removes rollouts: everything is counted anew.
         if newest < self._last:
             self._counts, self._last = {}, -1
         steps = range(self._last + 1, newest + 1)
         files = {step: self.run.rollouts / f"step-{step:06d}.jsonl" for step in steps}
+        # At first the steps that a report would read, and from then on every new one.
         files = chosen_rollouts(self.run) if self._last < 0 else files
         self._counts |= {step: damaged_rollouts(path) for step, path in files.items()}
         self._last = newest
@@ -121,6 +127,7 @@ class Unchanged(Generic[T]):
         """Return what it says now."""
         try:
             status = self.path.stat()
+            # The time alone is too coarse on some file systems.
             known = (status.st_ino, status.st_size, status.st_mtime_ns)
             if known != self._known or self._said is None:
                 self._said = self.read(read_plain(self.path))
@@ -201,6 +208,7 @@ def _rows(file: Iterable[bytes]) -> Iterator[tuple[int, FindingSample]]:
     left = _MOST_BYTES
     for line in file:
         place = line.find(_TOKENS)
+        # Token ids and log-probabilities are most of a line, and parsing them would take most of a look.
         row = parsed(line if place < 0 else line[:place] + b"}")
         sample = None if row is None else FindingSample.of_row({**row, "response": row.get("text")})
         if row is not None and sample is not None:
@@ -382,11 +390,14 @@ class Watcher:
 
     def look(self) -> RunSnapshot:
         """Return the run as it is now."""
+        # Before any file is read, so that nothing in the snapshot is younger than it says.
         now = time.time()
         if not self._files.experiment.is_file():
             self._samples = Samples()
             return RunSnapshot(self.path, now, was_there=self._was_there)
         self._was_there = True
+        # Asked before the files are read: a run that ends in between is
+        # shown live once more, and never as stopped without its last rows.
         owner = lock_owner(self.path)
         for file in (self._metrics, self._teaching, self._evaluations, self._findings):
             file.look()
@@ -424,6 +435,7 @@ class Watcher:
     def _look_at_samples(self, rows: Sequence[Row]) -> None:
         """Read the samples of the newest step that has its rollouts on disk, once a step."""
         step = rows[-1]["step"] if rows else 0
+        # The run was cut back to its checkpoint.
         if step < self._samples.step:
             self._samples = Samples()
         # The rollouts of a step are written after its metrics.
@@ -450,11 +462,13 @@ def numbers(row: Row) -> Row | None:
     if not is_step(row.get("step")):
         return None
     shown = (name for name in row if name.startswith(_PREFIXES) or name in _NAMES)
+    # A long run has 100,000 rows with the same names.
     return {"step": row["step"]} | {sys.intern(name): row[name] for name in shown if is_number(row[name])}
 
 
 def in_order(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows in order of steps, of a step that was written twice the last."""
+    # The usual case without a dict of all rows.
     if all(before["step"] < after["step"] for before, after in pairwise(rows)):
         return tuple(rows)
     by_step = {row["step"]: row for row in rows}
@@ -464,6 +478,7 @@ def in_order(rows: Sequence[Row]) -> tuple[Row, ...]:
 def scored(row: Row) -> Scored | None:
     """Return what an evaluation's row says first, None where it says nothing."""
     scores, step, prompts = row.get("scores"), row.get("step"), row.get("prompts")
+    # Returns within the first round: the first sound score is the headline.
     for name, score in scores.items() if isinstance(scores, dict) else ():
         said = [score.get(key) for key in ("mean", "low", "high")] if isinstance(score, dict) else []
         values = [value for value in said if is_number(value)]
