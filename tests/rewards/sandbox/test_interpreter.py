@@ -16,7 +16,7 @@ from gnomon.rewards.sandbox.base import NotRun, SandboxLimits
 from gnomon.rewards.sandbox.interpreter import Interpreter
 from gnomon.rewards.sandbox.linux import FOLDER, WALLS, LinuxSandbox, python
 from gnomon.rewards.sandbox.probes import Probe
-from gnomon.rewards.sandbox.template import template
+from gnomon.rewards.sandbox.template import Forking, template
 from gnomon.rewards.sandbox.watch import _descendants
 from gnomon.tasks.env_server import EnvServer
 from gnomon.tasks.environment import EnvironmentConfig
@@ -61,6 +61,24 @@ def test_variables_and_files_are_kept_and_a_last_value_is_shown(interpreter):
         "",
         "",
     ]
+
+
+@pytest.mark.skipif(not NUMPY, reason="a package that no other test imports twice")
+def test_attempts_without_a_process_leave_nothing_open():
+    """Where what forks programs ends at once, each call is refused, and what one opened is closed by the next."""
+
+    class Nowhere(LinuxSandbox):
+        def forking(self, is_kept: bool = False, seed: str = "") -> Forking:
+            return Forking(("/bin/false", FOLDER), self.walls, self.bounds, ("numpy", "numpy"), is_kept, seed)
+
+    interpreter, counts = Interpreter(Nowhere(BOUNDS, WALLS), seed=1), []
+    for _ in range(3):
+        with pytest.raises(NotRun):
+            interpreter.run("1")
+        counts.append(len(os.listdir("/proc/self/fd")))
+    interpreter.close()
+
+    assert counts[1] == counts[2]
 
 
 def test_an_error_is_shown_with_the_lines_of_every_call(interpreter):

@@ -101,13 +101,15 @@ class Interpreter:
         self._process = self._ask = None
 
     def _begin(self) -> tuple[Forked, socket.socket]:
-        self._stack, self._said = ExitStack(), bytearray()
+        # What an attempt opened whose fork failed is still on the stack.
+        self.close()
+        self._said = bytearray()
+        starting = self._sandbox.forking(is_kept=True, seed=str(self._seed))
         ask, theirs = socket.socketpair()
         self._stack.callback(ask.close)
         null = os.open(os.devnull, os.O_RDONLY)
         self._stack.callback(os.close, null)
         output = os.pipe()
-        starting = self._sandbox.forking(is_kept=True, seed=str(self._seed))
         try:
             errors = os.pipe()
             report, away = socket.socketpair()
