@@ -95,7 +95,7 @@ def _int(*words: Any, **named: Any) -> int:
     return int(*words, **named)
 
 
-def _dict(*words: Any, **named: Any) -> dict[Any, Any]:
+def _make_dict(*words: Any, **named: Any) -> dict[Any, Any]:
     pairs = [word if isinstance(word, dict) else [tuple(pair) for pair in word] for word in words]
     for word in pairs:
         quick_to_hash(word if isinstance(word, dict) else [key for key, _ in word])
@@ -109,7 +109,7 @@ def _counter(*words: Any, **named: Any) -> Counter[Any]:
 KNOWN: dict[str, Callable[..., Any]] = {
     "len": len, "abs": abs, "round": _round, "sorted": sorted, "set": lambda *items: set(*map(quick_to_hash, items)),
     "list": list, "tuple": tuple, "sum": _sum, "min": min, "max": max, "all": all, "any": any, "int": _int,
-    "float": float, "str": str, "bool": bool, "dict": _dict,
+    "float": float, "str": str, "bool": bool, "dict": _make_dict,
     "frozenset": lambda *items: frozenset(*map(quick_to_hash, items)), "Counter": _counter, "isclose": math.isclose,
     "sqrt": math.sqrt,
 }  # fmt: skip
