@@ -298,7 +298,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95, seed: int =
     return score_interval(values, confidence)
 
 
-def macro_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
+def macro_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
     """Return an interval of the mean of the groups' means, each group counting the same whatever its size.
 
     Groups are drawn apart: v = sum of v_g / K^2 with v_g as in `score_interval`, and Wilson's interval is taken with
@@ -317,7 +317,7 @@ def macro_interval(groups: Sequence[Sequence[float]], confidence: float = 0.95, 
         raise ConfigError("a macro average needs at least one group of values")
     if any(values.min() < 0 or values.max() > 1 for values in listed):
         check_confidence(confidence)
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         drawn = [resampled_means(values, RESAMPLES, random) for values in listed]
         return percentiles(np.mean(drawn, axis=0), confidence)
     more = [np.concatenate([values, (0.0, 1.0)]) for values in listed]

@@ -177,7 +177,7 @@ def _verdict(runs: Sequence[_Run]) -> str:
 def _panels(runs: Sequence[_Run]) -> list[Panel]:
     score = [one for run in runs for one in evaluated(run.evaluations, run.name)]
     found = [_panel("Held-out score", "The first score of each evaluation, with 95% intervals.", score, "step")]
-    reward = [_series(run, "rollout/reward_mean", is_smooth=True) for run in runs]
+    reward = [_series(run, "rollout/reward_mean") for run in runs]
     # Equal steps are not equal costs, so the same curves are drawn over tokens and over time too.
     by_tokens = [_over(run, one, "tokens/generated", 1e-3) for run, one in zip(runs, reward, strict=True)]
     by_time = [_over(run, one, "", 1 / 60) for run, one in zip(runs, reward, strict=True)]
@@ -186,7 +186,7 @@ def _panels(runs: Sequence[_Run]) -> list[Panel]:
     found.append(_panel("Training reward by tokens", note, by_tokens, "thousand tokens generated"))
     found.append(_panel("Training reward by time", note, by_time, "minutes of work"))
     for title, name in _OTHERS.items():
-        found.append(_panel(title, "", [_series(run, name, is_smooth=True) for run in runs], "step"))
+        found.append(_panel(title, "", [_series(run, name) for run in runs], "step"))
     return [panel for panel in found if panel is not None]
 
 
@@ -201,13 +201,13 @@ def _panel(title: str, note: str, series: Sequence[Series], x_label: str) -> Pan
     return Panel(title, note, narrow, wide if title in ("Held-out score", "Training reward") else None)
 
 
-def _series(run: _Run, name: str, is_smooth: bool = False) -> Series:
+def _series(run: _Run, name: str) -> Series:
     points = column(run.rows, name)
     # At most an eighth of a short run, or its whole course would be one mean.
-    window = max(1, min(_SMOOTHED, len(points) // 8)) if is_smooth else 1
+    window = max(1, min(_SMOOTHED, len(points) // 8))
     ys = [value for _, value in points]
-    means = [sum(ys[max(0, n - window + 1) : n + 1]) / (n + 1 - max(0, n - window + 1)) for n in range(len(ys))]
-    return Series(run.name, [step for step, _ in points], means)
+    windows = (ys[max(0, end - window) : end] for end in range(1, len(ys) + 1))
+    return Series(run.name, [step for step, _ in points], [sum(some) / len(some) for some in windows])
 
 
 def _over(run: _Run, series: Series, name: str, unit: float) -> Series:

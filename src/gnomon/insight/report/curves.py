@@ -183,11 +183,12 @@ def everything(rows: Rows) -> list[MetricRow]:
         for name, value in row.items():
             if is_number(value):
                 columns.setdefault(name, []).append((row["step"], value))
-    return [
-        MetricRow(name, sparkline(points), points[0][1], points[-1][1], *_ends([y for _, y in points]))
-        for name, points in sorted(columns.items())
-        if name not in ("step", "seconds")
-    ]
+    found = []
+    for name, points in sorted(columns.items()):
+        if name not in ("step", "seconds"):
+            ys = [y for _, y in points]
+            found.append(MetricRow(name, sparkline(points), ys[0], ys[-1], min(ys), max(ys)))
+    return found
 
 
 def sparkline(points: Sequence[tuple[float, float]], size: tuple[int, int] = (110, 18)) -> Markup:
@@ -247,7 +248,3 @@ _DERIVED = ("time/step_seconds", "tokens/generated", "memory/peak_bytes")
 
 def _split(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from gnomon.core.errors import ConfigError
@@ -57,7 +56,7 @@ def attack(sandbox: AnySandbox, probe: Probe, target: Target) -> AuditFinding:
     return AuditFinding(probe.name, outcome.cause, is_expected, tuple(reached), outcome.seconds)
 
 
-def audit(sandbox: AnySandbox, probes: Iterable[Probe] = (*NINE, *ALL)) -> list[AuditFinding]:
+def audit(sandbox: AnySandbox) -> list[AuditFinding]:
     """Run hostile programs one after the other, with a secret in this process's environment.
 
     Raises:
@@ -68,7 +67,7 @@ def audit(sandbox: AnySandbox, probes: Iterable[Probe] = (*NINE, *ALL)) -> list[
         raise ConfigError(f"hostile programs are not tried without walls, and {sandbox.name} lets them {missing}")
     os.environ[SECRET] = SECRET
     with targets() as target:
-        return [attack(sandbox, probe, target) for probe in probes]
+        return [attack(sandbox, probe, target) for probe in (*NINE, *ALL)]
 
 
 _PATH = os.path.dirname(os.path.realpath(os.__file__))

@@ -39,16 +39,13 @@ def group_mean(scale: Literal["group", "batch", "none"], epsilon: float = 1e-6) 
     return credit
 
 
-def over_mean(epsilon: float = 1e-6) -> Credit:
-    """(r - mean of the group) / (mean + epsilon) (MaxRL); 0 where the mean is not positive and in equal groups."""
-
-    def number(response: Response, responses: Sequence[Response]) -> float:
-        members = _siblings(response, responses)
-        mean = math.fsum(members) / len(members)
-        counts = response.is_graded and mean > 0 and max(members) > min(members)
-        return (response.reward - mean) / (mean + epsilon) if counts else 0.0
-
-    return by_response(number)
+@by_response
+def over_mean(response: Response, responses: Sequence[Response]) -> float:
+    """(r - mean of the group) / (mean + 1e-6) (MaxRL); 0 where the mean is not positive and in equal groups."""
+    members = _siblings(response, responses)
+    mean = math.fsum(members) / len(members)
+    counts = response.is_graded and mean > 0 and max(members) > min(members)
+    return (response.reward - mean) / (mean + 1e-6) if counts else 0.0
 
 
 @by_response

@@ -692,7 +692,7 @@ ORACLES: Mapping[str, Oracle] = {
     "dppo-kl": Oracle(_centered, policy_gradient(), constant_length(8192), factors=close_in_kl(0.05)),
     "icepop": Oracle(_group, _narrow, sequence_mean, factors=within(0.5, 5.0)),
     "flash-reinforce": Oracle(batch_mean, policy_gradient(), sequence_mean, factors=close_in_kl(5e-3, mean=True)),
-    "maxrl": Oracle(over_mean(), _narrow, token_mean),
+    "maxrl": Oracle(over_mean, _narrow, token_mean),
     "luspo": Oracle(_group, sequence_clip(2e-3, 2.5e-3), sequence_sum),
     "vespo": Oracle(_group, gamma_kernel((2.0, 3.0), (3.0, 2.0)), token_mean),
     "pass-at-k": Oracle(lead_over_second, _narrow, sequence_mean),
