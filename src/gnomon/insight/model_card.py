@@ -163,8 +163,12 @@ def datasets_of(experiment: Mapping[str, Any]) -> list[str]:
 
     >>> [datasets_of({"task": {"path": path}}) for path in ("openai/gsm8k:main", "rows.jsonl")]
     [['openai/gsm8k'], []]
+    >>> datasets_of({"task": {"parts": [{"task": {"set": "gsm8k"}}, {"task": {"kind": "arithmetic"}}]}})
+    ['openai/gsm8k']
     """
     task = reach_table(experiment, "task")
+    if parts := task.get("parts"):
+        return list(dict.fromkeys(name for part in parts for name in datasets_of(part)))
     # A published set or a benchmark names a dataset of the hub; otherwise the path may be one.
     known = PUBLISHED.get(str(task.get("set"))) or BENCHMARKS.get(str(task.get("benchmark")))
     path = str(task.get("path") or (known.hub if known else ""))

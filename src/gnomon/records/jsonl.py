@@ -197,7 +197,8 @@ def task_name(table: Mapping[str, Any]) -> str:
     if not isinstance(task, Mapping):
         return ""
     if isinstance(task.get("parts"), list):
-        return "+".join(filter(None, (task_name(part) for part in task["parts"] if isinstance(part, Mapping))))
+        names = (task_name(part) for part in task["parts"] if isinstance(part, Mapping))
+        return "+".join(dict.fromkeys(filter(None, names)))
     named = (task.get(key) for key in ("generator", "path", "name", "kind"))
     return next((name for name in named if isinstance(name, str) and name), "")
 
