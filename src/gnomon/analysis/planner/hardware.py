@@ -47,7 +47,7 @@ class Hardware:
         In one node this is the link's rate. Between nodes, every byte enters each node once through all adapters
         together, and then travels over the links.
         """
-        # The slower of the two decides: adapters of all devices of the node together, or the links inside it.
+        # The slower of the two decides: the network adapters of all devices of a node together, or the links inside it.
         return self.link if devices <= self.node else min(self.link, self.net * self.node)
 
 

@@ -180,7 +180,7 @@ def _shorter(job: PlannedJob) -> dict[str, PlannedJob]:
     while longest >= _SHORTEST:
         shorter = replace(job, answers=Lengths(min(job.answers.mean, longest / 2), longest))
         cut = f"sampling.max_completion_length={longest}"
-        # A response that is half as long at most, and no longer on average than half of that.
+        # Each also on a quantized base, since neither alone may be enough.
         found |= {cut: shorter} | {f"{way} {cut}": few for way, few in _quantized_changes(shorter).items()}
         longest //= 2
     return found
