@@ -110,11 +110,11 @@ def stored(place: Path) -> dict[str, StoredTensor]:
         if path.suffix != ".safetensors" or path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path} is no share of a checkpoint")
         with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get(_SHARDING, "{}"))
+            sharding = json.loads((file.metadata() or {}).get(_SHARDING, "{}"))
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
                 view = file.get_slice(name)
                 shape, kind = tuple(view.get_shape()), _KINDS[view.get_dtype()]
-                offsets = told[name][_OFFSETS] if told else [0] * len(shape)
+                offsets = sharding[name][_OFFSETS] if sharding else [0] * len(shape)
                 # Shares split the first axis alone: other axes begin at 0.
                 if len(offsets) != len(shape) or any(offsets[1:]):
                     raise CheckpointError(f"{path} has of {name} what begins at {offsets}, and shares are whole rows")
@@ -290,8 +290,8 @@ def _header(path: Path, tensors: Mapping[str, Tensor | Loan], metadata: Mapping[
         entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     if any(isinstance(tensor, Loan) and tensor.start is not None for tensor in tensors.values()):
-        told = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors.items()}
-        entries["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(told)}
+        sharding = {name: {_OFFSETS: _offsets(tensor)} for name, tensor in tensors.items()}
+        entries["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(sharding)}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     # The data begins at a multiple of 8, so that tensors can be mapped into memory where they lie.
     text += b" " * (-len(text) % _HEADER_MULTIPLE)

@@ -231,16 +231,16 @@ class JudgeClient(Scorer):
             except _Unusable as error:  # cut off at max_tokens
                 raise VerifierError(f"the policy gave no grades: {shorten(str(error))}") from None
             return {**grades, "version": reply["version"]}
-        told = 0.0
+        retry_after = 0.0
         for attempt in range(plan.attempts):
             # The pause doubles with each attempt, and the endpoint's Retry-After is
             # honored where that is longer. A closed client ends the wait at once.
-            if self._closed.wait(max(told, plan.pause_seconds * 2 ** (attempt - 1)) if attempt else 0):
+            if self._closed.wait(max(retry_after, plan.pause_seconds * 2 ** (attempt - 1)) if attempt else 0):
                 raise VerifierError("the run ended before the judge was asked")
             try:
                 return _read(self._reply(body), len(plan.criteria), answers)
             except _Unusable as error:
-                cause, told = shorten(str(error)), min(error.wait_seconds, plan.timeout_seconds)
+                cause, retry_after = shorten(str(error)), min(error.wait_seconds, plan.timeout_seconds)
                 if error.is_final:
                     break
         raise VerifierError(f"the judge gave no grades in {attempt + 1} of {plan.attempts} attempts: {cause}")

@@ -70,7 +70,7 @@ class ChatRenderer:
         system: A system message for questions that bring none of their own; None adds none.
         tools: JSON schemas that the template itself tells the model about (`tasks/turn_tokens.py` asks whether it
             does).
-        told: What every system message ends with, and one is made for: tools that the template does not tell about.
+        note: What every system message ends with, and one is made for: tools that the template does not tell about.
 
     Raises:
         DatasetError: A message has no role or content, or an unknown role; or something of a row is not in the rendered
@@ -81,7 +81,7 @@ class ChatRenderer:
     tokenizer: ChatTokenizer
     system: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    told: str | None = None
+    note: str | None = None
     _looks: list[Looks] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __call__(self, question: str | Sequence[Message], further: Further = _NOTHING) -> tuple[int, ...]:
@@ -303,7 +303,7 @@ class ChatRenderer:
                 raise DatasetError(f"a message cannot be rendered: {flaw}; got {dict(message)!r}")
         if self.system is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
-        return [*messages] if self.told is None else _with_note(messages, self.told)
+        return [*messages] if self.note is None else _with_note(messages, self.note)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return (*self.tokenizer.begin, *self.tokenizer.encode_plain(transcript(messages)))

@@ -279,9 +279,9 @@ class OpenEnvEnv(EnvAdapter):
     async def _listed(self) -> tuple[dict[str, Any], ...]:
         async with self._package.GenericEnvClient(base_url=self._plan.use) as client:
             tools = (await client.step({"type": "list_tools"})).observation["tools"]
-        told = ("name", "description")
+        kept = ("name", "description")
         return tuple(
-            {"type": "function", "function": {**{k: tool[k] for k in told}, "parameters": tool["input_schema"]}}
+            {"type": "function", "function": {**{k: tool[k] for k in kept}, "parameters": tool["input_schema"]}}
             for tool in tools
         )
 

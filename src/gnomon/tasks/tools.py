@@ -119,7 +119,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     head, _, rest = re.split(r"^(Args|Arguments):\s*$", text, maxsplit=1, flags=re.MULTILINE) if _has_args(text) else (
         re.split(r"^Returns:", text, maxsplit=1, flags=re.MULTILINE)[0], "", "",
     )  # fmt: skip
-    told = dict(re.findall(r"^ {2,4}\*{0,2}(\w+)(?: ?\([^)]*\))?: *(.+)$", rest, flags=re.MULTILINE))
+    descriptions = dict(re.findall(r"^ {2,4}\*{0,2}(\w+)(?: ?\([^)]*\))?: *(.+)$", rest, flags=re.MULTILINE))
     hints = typing.get_type_hints(function)
     properties: dict[str, Any] = {}
     required = []
@@ -129,8 +129,8 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         if parameter.name not in hints:
             raise ConfigError(f"the tool '{name}': the parameter '{parameter.name}' needs a type, such as str or int")
         properties[parameter.name] = _typed(hints[parameter.name], f"{name}.{parameter.name}")
-        if parameter.name in told:
-            properties[parameter.name]["description"] = told[parameter.name].strip()
+        if parameter.name in descriptions:
+            properties[parameter.name]["description"] = descriptions[parameter.name].strip()
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     return {

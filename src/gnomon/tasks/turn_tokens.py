@@ -114,13 +114,13 @@ def tells_tools(tokenizer: ChatTokenizer, schemas: Sequence[Mapping[str, Any]]) 
     # that is not read here: the rendered call must be read back.
     called: list[Any] = [*question, {"role": "assistant", "content": "", "tool_calls": [_DUMMY]}, *question]
     try:
-        told, said = tokenizer.template(question, schemas), tokenizer.template(called)
+        offered, call = tokenizer.template(question, schemas), tokenizer.template(called)
     except (ConfigError, TypeError):
         return False
-    if told is None or said is None:
+    if offered is None or call is None:
         return False
     names = [str(schema["function"]["name"]) for schema in schemas]
-    return all(name in told for name in names) and find_calls(said) == [ToolCall("gnomontool", {"x": "1"})]
+    return all(name in offered for name in names) and find_calls(call) == [ToolCall("gnomontool", {"x": "1"})]
 
 
 def _shows(tokenizer: ChatTokenizer, role: str) -> bool:

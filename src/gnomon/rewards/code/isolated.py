@@ -76,10 +76,10 @@ PLAIN
     with open(ends[0], "rb") as asked:
         for line in asked:
             try:
-                told = answer(*Reader(io.BytesIO(bytes.fromhex(line.decode()))).load())
+                reply = answer(*Reader(io.BytesIO(bytes.fromhex(line.decode()))).load())
             except BaseException as error:
-                told = {"raised": [[kind.__name__ for kind in type(error).__mro__], str(error)[:500]]}
-            tell(told)
+                reply = {"raised": [[kind.__name__ for kind in type(error).__mro__], str(error)[:500]]}
+            tell(reply)
 _serve_SECRET(_ends_SECRET)
 """
 
@@ -310,9 +310,9 @@ def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
     """Run the two beside each other; return how the tests ended, and how the answer did."""
     # Each pipe is the output of one side and the input of the other; `watch` closes the ends in this process.
     (asked, asking), (answered, answering) = os.pipe(), os.pipe()
-    watched, heard = Watched(), list[Outcome]()
+    watched, outcomes = Watched(), list[Outcome]()
     side = threading.Thread(
-        target=lambda: heard.append(sandbox.run_now(answer, "", watched, Ends(asked, answering))), daemon=True
+        target=lambda: outcomes.append(sandbox.run_now(answer, "", watched, Ends(asked, answering))), daemon=True
     )
     side.start()
     try:
@@ -326,4 +326,4 @@ def _both(sandbox: LinuxSandbox, answer: str, tests: str) -> list[Outcome]:
         side.join()
     if is_stopped:
         return [found, Outcome("", "something outside of the sandbox stopped it", "refused", found.seconds)]
-    return [found, *heard]
+    return [found, *outcomes]

@@ -62,13 +62,13 @@ class Interpreter:
         # code can know it, and so none can end its own call early.
         number = secrets.token_bytes(_NUMBER_BYTES)
         text = code.encode(errors="replace")
-        heard, cause, is_done = {"stdout": bytearray(), "stderr": bytearray()}, None, False
+        received, cause, is_done = {"stdout": bytearray(), "stderr": bytearray()}, None, False
         try:
             ask.settimeout(self._sandbox.bounds.wall_seconds)
             ask.sendall(len(text).to_bytes(8, "little") + number + text)
-            cause, is_done = self._listen(process, ask, number, heard)
+            cause, is_done = self._receive(process, ask, number, received)
         except OSError:  # it ended meanwhile: its witness says how
-            cause, is_done = self._listen(process, ask, number, heard)
+            cause, is_done = self._receive(process, ask, number, received)
         finally:
             # A tool has four fifths of a reply's time: its host is told before the reply is late.
             if cause == "time" and Watched(process).is_stopped(max(0.5, self._sandbox.bounds.wall_seconds / 8)):
@@ -79,7 +79,7 @@ class Interpreter:
             raise NotRun("something outside of the sandbox stopped the interpreter")
         limit = self._sandbox.bounds.output_kib << 10
         folders = folders_of(self._sandbox.packages)
-        stdout, stderr = (unnamed(bytes(heard[name][:limit]).decode(errors="replace"), folders) for name in heard)
+        stdout, stderr = (unnamed(bytes(received[name][:limit]).decode(errors="replace"), folders) for name in received)
         if not is_done and cause is None:
             report = read_report(self._said)
             # No word of an end, or a SIGKILL, which the filter lets no program send: the code is not to blame.
@@ -126,7 +126,7 @@ class Interpreter:
             theirs.close()
             os.close(output[1])
         self._process, self._ask = process, ask
-        # The walls must stand before any code is sent: `_listen` takes them for granted.
+        # The walls must stand before any code is sent: `_receive` takes them for granted.
         report.settimeout(START_SECONDS)
         try:
             while b"\n" not in self._said:
@@ -139,8 +139,8 @@ class Interpreter:
             raise NotRun(said.get("refused", "it did not start"))
         return process, ask
 
-    def _listen(
-        self, process: Forked, ask: socket.socket, number: bytes, heard: dict[str, bytearray]
+    def _receive(
+        self, process: Forked, ask: socket.socket, number: bytes, received: dict[str, bytearray]
     ) -> tuple[str | None, bool]:
         """Read until the number comes back and the process stands still; return why it is to be ended, and whether not.
 
@@ -148,8 +148,8 @@ class Interpreter:
         """
         bounds, back = self._sandbox.bounds, b""
         until = time.monotonic() + bounds.wall_seconds
-        outputs = {pipe.fileno(): heard[name] for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
-                   if pipe is not None}  # fmt: skip
+        pipes = (("stdout", process.stdout), ("stderr", process.stderr))
+        outputs = {pipe.fileno(): received[name] for name, pipe in pipes if pipe is not None}
         begun = len(self._said)
         with selectors.DefaultSelector() as selector:
             for end in (*outputs, ask.fileno(), process.report.fileno()):
@@ -191,12 +191,12 @@ class Interpreter:
 
 def _drained(outputs: dict[int, bytearray], limit_kib: int) -> str | None:
     """Read what pipes hold now; return "output" where that is too much."""
-    for end, heard in outputs.items():
+    for end, received in outputs.items():
         os.set_blocking(end, False)
         try:
             while some := os.read(end, _CHUNK):
-                heard += some
-                if len(heard) > limit_kib << 10:
+                received += some
+                if len(received) > limit_kib << 10:
                     return "output"
         except BlockingIOError:
             pass

@@ -155,28 +155,28 @@ def watch(
         if watched.is_ended:
             watched.end()
         limit = bounds.output_kib << 10
-        heard = {name: bytearray() for name in ("stdout", "stderr", "report")}
+        received = {name: bytearray() for name in ("stdout", "stderr", "report")}
         pipes = {report: "report"}
         for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             if pipe is not None:
                 pipes[pipe.fileno()] = name
-        cause = _listen(pipes, heard, limit, bounds.wall_seconds)
+        cause = _receive(pipes, received, limit, bounds.wall_seconds)
         # Asked before the kill: afterwards a stopped program looks like one that was too slow, and would earn a 0.
         if cause == "time" and _is_stopped(process):
             cause = "stopped"
         _kill(process)
     return SandboxEnding(
-        _text(heard["stdout"], limit),
-        _text(heard["stderr"], limit),
-        read_report(heard["report"]),
+        _text(received["stdout"], limit),
+        _text(received["stderr"], limit),
+        read_report(received["report"]),
         cause,
         time.monotonic() - began,
     )
 
 
-def read_report(heard: bytes | bytearray) -> dict[str, str]:
+def read_report(received: bytes | bytearray) -> dict[str, str]:
     """Return what a witness said, by first word."""
-    lines = heard.decode(errors="replace").splitlines()
+    lines = received.decode(errors="replace").splitlines()
     return {word: rest for word, _, rest in (line.partition(" ") for line in lines)}
 
 
@@ -230,7 +230,7 @@ def _is_memory(stderr: str) -> bool:
     return stderr.rstrip().rpartition("\n")[2].partition(":")[0].endswith("MemoryError")
 
 
-def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall_seconds: float) -> str | None:
+def _receive(pipes: dict[int, str], received: dict[str, bytearray], limit: int, wall_seconds: float) -> str | None:
     """Read all pipes until they are closed; return why that was stopped earlier, if it was.
 
     The program's time begins with the report that its walls stand: a busy machine may start it late. Time in which
@@ -251,7 +251,7 @@ def _listen(pipes: dict[int, str], heard: dict[str, bytearray], limit: int, wall
                     chunk = os.read(key.fd, _CHUNK)
                 except ConnectionResetError:  # of a report that was closed from here
                     chunk = b""
-                into = heard[pipes[key.fd]]
+                into = received[pipes[key.fd]]
                 # The walls stand, and the program begins: the time for the start is replaced by the program's own.
                 if pipes[key.fd] == "report" and not into:
                     until = time.monotonic() + wall_seconds
