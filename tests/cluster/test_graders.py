@@ -79,15 +79,15 @@ def test_a_killed_grader_costs_no_sample(cluster: Cluster, monkeypatch: pytest.M
     async def use(graders: Graders) -> None:
         asking = asyncio.gather(*(graders.grade(Sample("p", "0.3")) for _ in range(6)))
         await asyncio.sleep(0.2)
-        home = graders.desks[0].home
+        home = graders.handles[0].home
         assert home is not None
         workers = children(home[1])
         assert workers
         kill(home)
         assert [grade.reward for grade in await asking] == [0.3] * 6
-        await settled(lambda: graders.desks[0].cause is None)
-        assert graders.desks[0].home != home
-        homes.extend(desk.home for desk in graders.desks if desk.home is not None)
+        await settled(lambda: graders.handles[0].cause is None)
+        assert graders.handles[0].home != home
+        homes.extend(handle.home for handle in graders.handles if handle.home is not None)
         await settled(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
     said = using(cluster, slow, use)
@@ -102,7 +102,7 @@ def test_the_only_grader_is_followed_by_one_in_its_place(cluster: Cluster):
     """Nobody else is spoken of where there is nobody else, and its samples are judged all the same."""
 
     async def use(graders: Graders) -> None:
-        kill(graders.desks[0].home)
+        kill(graders.handles[0].home)
         assert (await graders.grade(Sample("2 + 2 =", "4", columns={"answer": "4"}))).reward == 1.0
 
     said = using(cluster, SUMS, use, count=1)
@@ -129,12 +129,12 @@ def test_graders_that_die_again_and_again_end_the_run(cluster: Cluster):
 
     async def use(graders: Graders) -> None:
         for _ in range(RETURNS):
-            for desk in graders.desks:
-                kill(desk.home)
+            for handle in graders.handles:
+                kill(handle.home)
             assert (await graders.grade(sample)).reward == 1.0
-            await settled(lambda: all(desk.cause is None for desk in graders.desks))
-        for desk in graders.desks:
-            kill(desk.home)
+            await settled(lambda: all(handle.cause is None for handle in graders.handles))
+        for handle in graders.handles:
+            kill(handle.home)
         with pytest.raises(GradingError, match=r"no grader is left in the cluster \(place 0: .*; place 1: "):
             await graders.grade(sample)
 

@@ -14,7 +14,7 @@ from gnomon.cli.main import main
 from gnomon.cluster import start
 from gnomon.cluster.hook import resource_bundles
 from gnomon.cluster.ray import ResourceBundle, asked, check_cluster
-from gnomon.cluster.reaper import FAREWELL
+from gnomon.cluster.reaper import CLEAN_EXIT
 from gnomon.cluster.start import HeadMonitor
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
@@ -232,7 +232,7 @@ def test_a_head_that_is_gone_or_silent_is_noticed(monkeypatch: pytest.MonkeyPatc
     silent.close()
 
 
-@pytest.mark.parametrize(("farewell", "is_said"), [(FAREWELL, False), (b"", True)])
+@pytest.mark.parametrize(("farewell", "is_said"), [(CLEAN_EXIT, False), (b"", True)])
 def test_whoever_has_a_file_open_in_the_folder_is_ended(farewell: bytes, is_said: bool, tmp_path: Path):
     """When the run is gone; the folder is gone as well, and a run that did not take its leave is spoken of."""
     folder = tmp_path / "folder"

@@ -77,12 +77,12 @@ def successors(*engines: Holding) -> Again:
     """Return what gives these, one after another, and gives up then."""
     left = list(engines)
 
-    async def again(name: str) -> Engine:
+    async def restart(name: str) -> Engine:
         if not left:
             raise EngineError("no machine is left")
         return left.pop(0)
 
-    return again
+    return restart
 
 
 async def settled(is_so: Callable[[], bool]) -> None:
@@ -94,13 +94,13 @@ async def settled(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def walked(again: Again, work: Callable[[EnginePool, Holding], Awaitable[Any]]) -> list[str]:
+def walked(restart: Again, work: Callable[[EnginePool, Holding], Awaitable[Any]]) -> list[str]:
     """Do ``work`` with a pool of two, the first of which it may end; return what was said."""
     said: list[str] = []
 
     async def body() -> None:
         first, second = Holding(), Holding()
-        pool = EnginePool({"first": first, "second": second}, 1.0, 258, said.append, again)
+        pool = EnginePool({"first": first, "second": second}, 1.0, 258, said.append, restart)
         await pool.load(weights(0))
         await work(pool, first)
         await pool.close()

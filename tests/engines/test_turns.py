@@ -18,7 +18,7 @@ from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import sample_key
 from gnomon.models.cpu.fused_decoder import FusedDecoder
 from gnomon.models.cuda_graph_decoder import StaticDecoder, fastest_decoder, keeps_between_turns
-from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, agrees_in_turns
+from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder, agrees
 from gnomon.models.lora import merged_tensors
 from gnomon.models.prefix import PrefixTree
 from gnomon.models.tiny import tiny_model
@@ -270,8 +270,8 @@ def test_a_model_whose_rows_cannot_begin_with_kept_ones_is_found():
             return super()._at(positions - positions if positions.shape[1] > 1 else positions)
 
     with torch.no_grad():
-        assert all(agrees_in_turns(make, build(qwen3)) for make in (AlignedDecoder, StaticDecoder, FusedDecoder))
-        assert not agrees_in_turns(Wrong, build(qwen3))
+        assert all(agrees(make, build(qwen3), in_turns=True) for make in (AlignedDecoder, StaticDecoder, FusedDecoder))
+        assert not agrees(Wrong, build(qwen3), in_turns=True)
         with pytest.warns(RuntimeWarning, match="computes its conversation again: 4.5 times"):
             assert not keeps_between_turns(Wrong(build(qwen3)), build(qwen3))
 

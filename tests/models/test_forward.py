@@ -113,14 +113,14 @@ def test_every_fall_is_said_in_one_place():
 
     assert warning == ["slow.py"]
     told: list[str] = []
-    for way in slow._FELL:
-        said = partial(slow.fell, way, "Tried", device="cpu", why="", variable="NAME")
+    for way in slow._SLOW:
+        said = partial(slow.warn_slow, way, "Tried", device="cpu", why="", variable="NAME")
         factor = pytest.warns(RuntimeWarning, match=r"Tried.*(\d times as|[Ss]lower.*not measured)")
-        with slow.falls_told(told.append), factor:
+        with slow.notify_slow(told.append), factor:
             said()
         with pytest.warns(RuntimeWarning, match=re.escape(told[-1])):
             said()
-    assert len(told) == len(slow._FELL)
+    assert len(told) == len(slow._SLOW)
 
 
 @pytest.mark.parametrize(

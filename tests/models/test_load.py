@@ -293,6 +293,24 @@ def test_a_conversion_counts_only_when_it_is_whole(monkeypatch, tmp_path):
     assert not default.is_prepared(folder)
 
 
+def test_of_two_conversions_at_once_the_first_stays(monkeypatch, tmp_path):
+    """A reader may have its files open already; the rest of an interrupted one is replaced."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    folder = default.default_folder()
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("a part")
+    for content in ("first", "second"):
+        made = tmp_path / content
+        made.mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            (made / name).write_text(content)
+        default._mark(made, made / "source.gguf")
+        default._publish(made, folder)
+
+    assert default.is_prepared(folder)
+    assert (folder / "model.safetensors").read_text() == "first"
+
+
 @pytest.mark.slow
 def test_the_default_model_is_converted_and_works(monkeypatch, tmp_path):
     """From the package: 30 layers, tied, digits split one by one, a chat template, one line of output; reused after."""

@@ -15,7 +15,7 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
-from gnomon.models.size import foreseen_falls, model_size
+from gnomon.models.size import foreseen_slow, model_size
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
 
@@ -46,8 +46,8 @@ def test_a_fall_is_foreseen_on_a_small_model_of_the_same_code():
         llama = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=64, num_attention_heads=4))
         wide = MambaForCausalLM(MambaConfig(hidden_size=8192, num_hidden_layers=2))
     before = torch.random.get_rng_state()
-    [said] = foreseen_falls(mamba)
+    [said] = foreseen_slow(mamba)
 
     assert "MambaForCausalLM, so only prompts of one length" in said
-    assert (foreseen_falls(llama), foreseen_falls(wide)) == ((), ())
+    assert (foreseen_slow(llama), foreseen_slow(wide)) == ((), ())
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -16,7 +16,7 @@ from gnomon.learner.sections import DEVICE_SHARE, kept_numbers, token_budget
 from gnomon.models.device import describe_device, finish, memory_of, resolve_device
 from gnomon.models.head import chunk_for
 from gnomon.models.quantized import BITS
-from gnomon.models.size import ModelSize, foreseen_falls, model_size, outline
+from gnomon.models.size import ModelSize, foreseen_slow, model_size, outline
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
 from gnomon.training.build_workers import said_of_serving
@@ -143,7 +143,7 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
         sentences=(),
     )
     device = resolve_device(experiment.device)
-    falls = foreseen_falls(outline(experiment.model, experiment.trust_remote_code))
+    falls = foreseen_slow(outline(experiment.model, experiment.trust_remote_code))
     known = {
         "experiment": experiment,
         "asked": asked,

@@ -88,8 +88,8 @@ class EngineActor:
     all new tensors are on the machine.
     """
 
-    def __init__(self, order: EngineSpec) -> None:
-        self._order = order
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
         self._engine: Engine | None = None
         self._taken: Mapping[str, Fingerprint] = {}
         self._kept: Mapping[Any, Piece] = {}
@@ -134,9 +134,9 @@ class EngineActor:
         return await self._said(self._state())
 
     def _make(self) -> tuple[str, int]:
-        if self._order.threads is not None:
-            torch.set_num_threads(self._order.threads)
-        self._engine = self._order.make()
+        if self._spec.threads is not None:
+            torch.set_num_threads(self._spec.threads)
+        self._engine = self._spec.make()
         return socket.gethostname(), os.getpid()
 
     def _here(self) -> Engine:
@@ -150,6 +150,7 @@ class EngineActor:
     async def _sleep(self) -> None:
         engine: Any = self._here()
         async with self._loading:
+            # A sleeping engine holds no weights, so the next load brings all of them.
             self._taken = {}
             await engine.sleep()
 
@@ -175,12 +176,13 @@ class EngineActor:
     async def _load(self, shelved: WeightsRef) -> FetchStats:
         async with self._loading:
             engine = self._here()
-            is_part = self._order.takes_parts and bool(self._taken)
+            is_part = self._spec.takes_parts and bool(self._taken)
             names = shelved.lacking(self._taken) if is_part else list(shelved.spots)
             began, busy = time.perf_counter(), self._clock.seconds
             brought = await shelved.fetch(names, self._kept)
             seconds, overlapped = time.perf_counter() - began, self._clock.seconds - busy
             since = engine.version if is_part else None
+            # Noted only after the load: if it fails, the next one fetches everything that the engine lacks.
             await engine.load(Snapshot(shelved.version, lambda: iter(brought.weights.items()), since=since))
             self._taken = {name: spot.print for name, spot in shelved.spots.items()}
             # Pieces with a reference stay in this machine's object store.
@@ -255,8 +257,8 @@ class RemoteEngine:
     Args:
         actors: The cluster.
         place: Index of the resource bundle.
-        order: How the actor builds the engine.
-        stock: Puts weights where the engine fetches them.
+        spec: How the actor builds the engine.
+        cache: Puts weights where the engine fetches them.
         fetched: Receives the cost of each load.
         look_seconds: Seconds between two progress questions.
     """
@@ -265,18 +267,18 @@ class RemoteEngine:
         self,
         actors: Actors,
         place: int,
-        order: EngineSpec,
-        stock: WeightCache,
+        spec: EngineSpec,
+        cache: WeightCache,
         fetched: Callable[[FetchStats], None] = lambda fetched: None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self.version = -1
         self.home: tuple[str, int] | None = None
         self._actors = actors
-        self._stock = stock
+        self._cache = cache
         self._fetched = fetched
         self._look_seconds = look_seconds
-        self.actor = actors.actor(place, EngineActor, order)
+        self.actor = actors.actor(place, EngineActor, spec)
         self.opened = self.actor.open.remote()
         self._until = time.monotonic() + STARTING_SECONDS
         self._is_closed = False
@@ -319,7 +321,7 @@ class RemoteEngine:
         After a broadcast the engine has the weights already and only confirms the version. Raises as `generate` does.
         """
         self._check_open()
-        shelved = await run_in_thread(lambda: self._stock.of(snapshot))
+        shelved = await run_in_thread(lambda: self._cache.of(snapshot))
         with show_progress("loading weights into an engine" if self.home else "starting an engine", is_brief=True):
             self._fetched(await self._call(self.actor.load, shelved))
 
@@ -343,6 +345,7 @@ class RemoteEngine:
         self._check_open()
         if self._calls == 0:
             self._gone = asyncio.get_running_loop().create_future()
+            # One listener for all calls in flight, from the first to the last.
             self._listening = asyncio.ensure_future(self._listen(self._gone))
         self._calls += 1
         try:
@@ -375,6 +378,7 @@ class RemoteEngine:
             raise EngineError(f"{self.where} is gone: {cause_of(error)}") from error
         finally:
             asked.cancel()
+        # Replies of calls that ended in another order would set version and progress back.
         if reply.number > self._latest:
             self._latest, self.version, self._beats = reply.number, reply.version, reply.beats
         if reply.fault is not None:
@@ -440,19 +444,19 @@ class Tally:
 class RemoteEngines:
     """Starts and restarts the engines of a run in their places."""
 
-    def __init__(self, actors: Actors, places: Mapping[str, int], order: EngineSpec, timeout_seconds: float) -> None:
+    def __init__(self, actors: Actors, places: Mapping[str, int], spec: EngineSpec, timeout_seconds: float) -> None:
         self.tally = Tally()
-        self._actors, self._places, self._order = actors, places, order
-        self._stock = WeightCache()
+        self._actors, self._places, self._spec = actors, places, spec
+        self._cache = WeightCache()
         self._look_seconds = min(_LOOK_SECONDS, timeout_seconds / _LOOKS)
         self._returns = dict.fromkeys(places, 0)
 
     def start(self, name: str) -> RemoteEngine:
         """Start the engine of that name and return at once."""
         place = self._places[name]
-        return RemoteEngine(self._actors, place, self._order, self._stock, self.tally.add, self._look_seconds)
+        return RemoteEngine(self._actors, place, self._spec, self._cache, self.tally.add, self._look_seconds)
 
-    async def again(self, name: str) -> Engine:
+    async def restart(self, name: str) -> Engine:
         """Restart the engine of that name and wait until it is ready.
 
         Raises:
@@ -464,6 +468,7 @@ class RemoteEngines:
             if self._actors.fault:
                 raise EngineError(self._actors.fault)
             self._returns[name] += 1
+            # Longer each time: a machine that is out of memory needs a while to recover.
             await asyncio.sleep(_PAUSE_SECONDS * self._returns[name])
             engine = await asyncio.to_thread(self.start, name)
             is_ready = False
@@ -482,7 +487,7 @@ class RemoteEngines:
 def serve_remotely(
     actors: Actors,
     places: Mapping[str, int],
-    order: EngineSpec,
+    spec: EngineSpec,
     timeout_seconds: float,
     vocabulary_size: int | None,
     warn: Callable[[str], None],
@@ -492,7 +497,7 @@ def serve_remotely(
     Args:
         actors: The cluster.
         places: Engine names to indices of resource bundles.
-        order: How an engine is built. If engines receive broadcasts, they are bound together and never restarted.
+        spec: How an engine is built. If engines receive broadcasts, they are bound together and never restarted.
         timeout_seconds: As in `EnginePool`.
         vocabulary_size: As in `EnginePool`.
         warn: As in `EnginePool`.
@@ -500,10 +505,11 @@ def serve_remotely(
     Returns:
         The pool, the metrics of weight transfers, and the engines by name.
     """
-    engines = RemoteEngines(actors, places, order, timeout_seconds)
+    engines = RemoteEngines(actors, places, spec, timeout_seconds)
     started = {name: engines.start(name) for name in places}
-    again = None if order.receives else engines.again
-    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, again, are_bound=bool(order.receives))
+    # A broadcast group cannot take in a new member.
+    restart = None if spec.receives else engines.restart
+    pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, restart, all_required=bool(spec.receives))
     return pool, engines.tally.take, started
 
 
@@ -541,10 +547,8 @@ class BroadcastGroup:
         seconds: Time limit of a heartbeat and of a broadcast.
     """
 
-    def __init__(
-        self, cluster: Cluster, engines: Mapping[str, RemoteEngine], order: EngineSpec, seconds: float
-    ) -> None:
-        self._cluster, self._order, self._seconds = cluster, order, seconds
+    def __init__(self, cluster: Cluster, engines: Mapping[str, RemoteEngine], spec: EngineSpec, seconds: float) -> None:
+        self._cluster, self._spec, self._seconds = cluster, spec, seconds
         self._watched = [_Watched(name, engine) for name, engine in engines.items()]
         self._is_made = False
         self._began: float | None = None
@@ -569,7 +573,7 @@ class BroadcastGroup:
             one.asked = time.monotonic()
         self._is_made, self._looked = True, time.monotonic()
         actors = tuple(one.engine.actor for one in self._watched)
-        return Receivers(actors, (self._order.parts,) * len(actors), self._order.receives, address)
+        return Receivers(actors, (self._spec.parts,) * len(actors), self._spec.receives, address)
 
     def begin(self, is_publication: bool) -> None:
         """Record a new request to the learner, and whether the request needs the engines to receive weights."""

@@ -65,19 +65,19 @@ class GraderActor:
     as on the run's machine; relative paths start at the same working directory, if it exists.
     """
 
-    def __init__(self, order: GraderSpec) -> None:
-        self._order = order
+    def __init__(self, spec: GraderSpec) -> None:
+        self._spec = spec
         self._pool: GradingPool | None = None
 
     async def open(self) -> Said:
         """Import the rewards and fork the workers; reply with host name and process id."""
-        order, home = self._order, (socket.gethostname(), os.getpid())
-        os.environ.update(order.environment)
-        if Path(order.folder).is_dir():
-            os.chdir(order.folder)
-        sys.path.extend(folder for folder in order.search if folder not in sys.path and Path(folder).exists())
+        spec, home = self._spec, (socket.gethostname(), os.getpid())
+        os.environ.update(spec.environment)
+        if Path(spec.folder).is_dir():
+            os.chdir(spec.folder)
+        sys.path.extend(folder for folder in spec.search if folder not in sys.path and Path(folder).exists())
         try:
-            pool = GradingPool(from_json(order.grading), order.limits, load_scorer)
+            pool = GradingPool(from_json(spec.grading), spec.limits, load_scorer)
             await pool.start()
         except GnomonError as error:
             return None, (type(error).__name__, f"on the cluster's machine {home[0]}: {error}")
@@ -144,8 +144,8 @@ class Graders:
         self, actors: Actors, places: Sequence[int], grading: Grading, limits: Limits, warn: Callable[[str], None]
     ) -> None:
         self._actors = actors
-        self._order = GraderSpec.of(grading, limits)
-        self.desks = [GraderHandle(place) for place in places]
+        self._spec = GraderSpec.of(grading, limits)
+        self.handles = [GraderHandle(place) for place in places]
         self._warn = warn
         self._changed = asyncio.Event()
         self._replacements: set[asyncio.Task[None]] = set()
@@ -159,7 +159,7 @@ class Graders:
             GradingError: If no grader starts.
         """
         try:
-            await asyncio.gather(*(self._begin(desk) for desk in self.desks))
+            await asyncio.gather(*(self._begin(handle) for handle in self.handles))
             await self._free()
         except BaseException:
             await self.close()
@@ -172,7 +172,7 @@ class Graders:
             task.cancel()
         await asyncio.gather(*self._replacements, return_exceptions=True)
         self._changed.set()
-        actors = [desk.actor for desk in self.desks if desk.actor is not None]
+        actors = [handle.actor for handle in self.handles if handle.actor is not None]
         await asyncio.gather(*(asyncio.to_thread(self._actors.end, actor) for actor in actors))
 
     async def __aenter__(self) -> Self:
@@ -203,10 +203,11 @@ class Graders:
         except (TypeError, RecursionError) as error:
             return f"the sample cannot be sent to a grading process: {error}"
         cause = ""
+        # A sample that kills its grader would otherwise kill one after another.
         for _ in range(TRIES):
-            desk = await self._free()
+            handle = await self._free()
             try:
-                return await self._ask(desk, line, method)
+                return await self._ask(handle, line, method)
             except _Gone as gone:
                 cause = str(gone)
         return f"{TRIES} graders died while they judged it: {cause}"
@@ -215,98 +216,101 @@ class Graders:
         """Return the grader with the fewest samples; if none works, wait for a restart."""
         while True:
             self._check()
-            working = [desk for desk in self.desks if desk.cause is None]
+            working = [handle for handle in self.handles if handle.cause is None]
             if working:
-                return min(working, key=lambda desk: desk.busy)
+                return min(working, key=lambda handle: handle.busy)
             self._changed.clear()
             await self._changed.wait()
 
-    async def _ask(self, desk: GraderHandle, line: bytes, method: str) -> Any:
+    async def _ask(self, handle: GraderHandle, line: bytes, method: str) -> Any:
         """Return a grader's value. Raises _Gone if the grader died, and the grader's own errors."""
-        actor = desk.actor
-        desk.busy += 1
+        actor = handle.actor
+        handle.busy += 1
         asked = awaited(getattr(actor, method).remote(line))
         try:
             while not asked.done():
                 await asyncio.wait({asked}, timeout=_LOOK_SECONDS)
                 if asked.done():
                     break
-                if desk.actor is not actor:
-                    raise _Gone(desk.cause or "it was started anew")
-                await self._look(desk)
+                # It was lost and restarted meanwhile; this call's actor is gone.
+                if handle.actor is not actor:
+                    raise _Gone(handle.cause or "it was started anew")
+                await self._look(handle)
             return _value(await _answer(asked))
         except (_Gone, GradingError) as error:
-            self._lose(desk, actor, str(error))
+            self._lose(handle, actor, str(error))
             raise _Gone(str(error)) from error
         finally:
-            desk.busy -= 1
+            handle.busy -= 1
             asked.cancel()
 
-    async def _look(self, desk: GraderHandle) -> None:
+    async def _look(self, handle: GraderHandle) -> None:
         """Ask a grader for a heartbeat. Raises _Gone without one, and GradingError without a cluster."""
         self._check()
         try:
-            await asyncio.wait_for(_answer(awaited(desk.actor.status.remote())), _SILENT_SECONDS)
+            await asyncio.wait_for(_answer(awaited(handle.actor.status.remote())), _SILENT_SECONDS)
         except TimeoutError:
             raise _Gone(f"it answered nothing for {_SILENT_SECONDS:g} s") from None
 
-    def _lose(self, desk: GraderHandle, actor: Any, cause: str) -> None:
+    def _lose(self, handle: GraderHandle, actor: Any, cause: str) -> None:
         """Start a replacement for a lost grader, once."""
-        if desk.actor is not actor or self._is_closed:
+        # All calls in flight notice the loss, and only the first may start a replacement.
+        if handle.actor is not actor or self._is_closed:
             return
-        desk.actor, desk.cause = None, cause
-        self._warn(f"lost the grader at place {desk.place}: {cause}; {self._heir(desk)}")
-        task = asyncio.ensure_future(self._replace_worker(desk, actor))
+        handle.actor, handle.cause = None, cause
+        self._warn(f"lost the grader at place {handle.place}: {cause}; {self._heir(handle)}")
+        task = asyncio.ensure_future(self._replace_worker(handle, actor))
         self._replacements.add(task)
         task.add_done_callback(self._replacements.discard)
 
     def _heir(self, lost: GraderHandle) -> str:
         """Say which grader takes the samples of a lost one."""
-        working = sum(desk.cause is None for desk in self.desks)
+        working = sum(handle.cause is None for handle in self.handles)
         if working:
             return f"what it had is judged by {'the other one' if working == 1 else 'the others'}"
         if lost.returns < RETURNS:
             return "what it had is judged by the one that is started in its place"
         return "no other one works at the moment"
 
-    async def _begin(self, desk: GraderHandle) -> None:
+    async def _begin(self, handle: GraderHandle) -> None:
         """Start a grader for the first time. Raises UserError if the rewards do not work on its machine."""
         try:
-            await self._spawn(desk)
+            await self._spawn(handle)
         except _Gone as gone:
-            self._lose(desk, desk.actor, str(gone))
+            self._lose(handle, handle.actor, str(gone))
 
-    async def _replace_worker(self, desk: GraderHandle, actor: Any) -> None:
+    async def _replace_worker(self, handle: GraderHandle, actor: Any) -> None:
         """Restart a grader until one works or no restart is left."""
-        while desk.returns < RETURNS and not self._actors.fault:
+        while handle.returns < RETURNS and not self._actors.fault:
+            # The former actor may hang and still hold the bundle's resources.
             await asyncio.to_thread(self._actors.end, actor)
-            desk.returns += 1
+            handle.returns += 1
             try:
-                await self._spawn(desk)
+                await self._spawn(handle)
                 return
             except _Gone as gone:
-                actor, desk.cause = desk.actor, str(gone)
+                actor, handle.cause = handle.actor, str(gone)
             except UserError as error:
-                desk.cause = str(error)
+                handle.cause = str(error)
                 break
-        desk.is_out = True
+        handle.is_out = True
         self._changed.set()
-        self._warn(f"the grader at place {desk.place} does not come back: {desk.cause}")
+        self._warn(f"the grader at place {handle.place} does not come back: {handle.cause}")
 
-    async def _spawn(self, desk: GraderHandle) -> None:
+    async def _spawn(self, handle: GraderHandle) -> None:
         """Start a grader and wait until it works.
 
         Raises:
             UserError: If the rewards do not work on its machine.
             _Gone: If the actor dies or cannot start its workers.
         """
-        desk.actor = await asyncio.to_thread(self._actors.actor, desk.place, GraderActor, self._order)
+        handle.actor = await asyncio.to_thread(self._actors.actor, handle.place, GraderActor, self._spec)
         try:
-            said = await asyncio.wait_for(_answer(awaited(desk.actor.open.remote())), _STARTING_SECONDS)
-            desk.home = _value(said)
+            said = await asyncio.wait_for(_answer(awaited(handle.actor.open.remote())), _STARTING_SECONDS)
+            handle.home = _value(said)
         except (GradingError, TimeoutError) as error:
             raise _Gone(str(error) or f"it was not there after {_STARTING_SECONDS:g} s") from error
-        desk.cause = None
+        handle.cause = None
         self._changed.set()
 
     def _check(self) -> None:
@@ -314,8 +318,8 @@ class Graders:
             raise GradingError("the graders are closed")
         if self._actors.fault:
             raise GradingError(self._actors.fault)
-        if all(desk.is_out for desk in self.desks):
-            causes = "; ".join(f"place {desk.place}: {desk.cause}" for desk in self.desks)
+        if all(handle.is_out for handle in self.handles):
+            causes = "; ".join(f"place {handle.place}: {handle.cause}" for handle in self.handles)
             raise GradingError(f"no grader is left in the cluster ({causes})")
 
 

@@ -86,6 +86,7 @@ def resource_bundles(resolved: Resolved) -> list[ResourceBundle]:
     learners = [ResourceBundle("learner", gpus=gpus)] * count
     engines = [ResourceBundle("engine", parts, parts * gpus, plan.python)] * plan.count
     if plan.sleeps:
+        # Two actors share the bundle's GPU: a rank of the learner, and an engine that sleeps while the rank computes.
         both = [ResourceBundle("learner", 2.0, gpus, actors=2)] * plan.count
         learners, engines = [*both, *learners[plan.count :]], []
     return [
@@ -101,7 +102,7 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
     model, plan = outline(experiment.model, experiment.trust_remote_code), experiment.engine
     rounding = Rounding(plan.rounding, {} if plan.rounding == "none" else input_axes(model))
     # The engines load their models while the learner loads its own.
-    order = EngineSpec(
+    spec = EngineSpec(
         partial(engine_there, replace(experiment, device=device)),
         takes_parts=plan.kind == "local",
         threads=max(1, torch.get_num_threads() // len(cluster.places)),
@@ -111,9 +112,9 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
     rooms = cluster.of("learner")[: plan.count] if plan.sleeps else cluster.of("engine")
     places = {f"engine-{n}": place for n, place in enumerate(rooms, start=1)}
     engine, measured, started = serve_remotely(
-        cluster, places, order, plan.timeout_seconds, vocabulary_size(model), warn
+        cluster, places, spec, plan.timeout_seconds, vocabulary_size(model), warn
     )
-    group = BroadcastGroup(cluster, started, order, plan.timeout_seconds) if order.receives else None
+    group = BroadcastGroup(cluster, started, spec, plan.timeout_seconds) if spec.receives else None
     worker_group = RayWorkerGroup(cluster, device, group=group)
     distributed = DistributedLearner(resolved.learner_spec, worker_group, rounding, waiting)
     distributed.open()

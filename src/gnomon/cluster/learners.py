@@ -210,6 +210,8 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:
+                # SIOCGIFADDR: the kernel's structure has the name in its first 16 bytes and an IPv4 address in bytes
+                # 20 to 24.
                 said = fcntl.ioctl(asking.fileno(), _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue
@@ -289,6 +291,7 @@ class RayWorkerGroup:
             member.at = self._asked(member, member.actor.where.remote(), _STARTING_SECONDS)
         found: list[ActorLocation] = [member.at for member in self.members if member.at is not None]
         _check_versions(found)
+        # Loopback suffices on one machine, and no other machine can reach it.
         is_far = len({at.address for at in found}) > 1 or (self.is_sending and self._cluster.nodes > 1)
         self._address = found[0].address if is_far else _LOOPBACK
         for member, at in zip(self.members, found, strict=True):
@@ -297,6 +300,7 @@ class RayWorkerGroup:
         nodes: dict[str, list[int]] = {}
         for rank, where in enumerate(found):
             nodes.setdefault(where.node, []).append(rank)
+        # One rank of each machine loads at a time: every machine has room for one full copy of the model.
         self.load_groups = [[r for r in turn if r is not None] for turn in zip_longest(*nodes.values())]
 
     @property
@@ -322,6 +326,7 @@ class RayWorkerGroup:
 
     def can_read(self, folder: Path) -> bool:
         """Whether every rank reads a file that is written there now."""
+        # The folder itself may not exist yet; what lies above it is on the same disk.
         there = next(place for place in (folder, *folder.parents) if place.is_dir())
         probe, wanted = real_path(there) / _PROBE, secrets.token_hex(16)
         probe.write_text(wanted, encoding="ascii")
@@ -339,6 +344,7 @@ class RayWorkerGroup:
             self._group.begin(is_publication=do == "shelve")
         self._cluster.check()
         self._looked = time.monotonic()
+        # Large arguments lie in the store once for all ranks; small ones travel faster within the call.
         sent = self._cluster.put(memory) if memory.nbytes > _INLINE_BYTES else memory
         for rank in ranks:
             member = self.members[rank]
@@ -428,6 +434,7 @@ class RayWorkerGroup:
         until = time.monotonic() + seconds
         while True:
             try:
+                # In pieces of a second, so that a cluster that is gone is noticed while the answer is waited for.
                 return self._cluster.get(reference, seconds=1.0)
             except TimeoutError:
                 if time.monotonic() > until:

@@ -108,6 +108,7 @@ def check_cluster(plan: ClusterConfig, places: Sequence[ResourceBundle], gpus: i
     if plan.address not in ("", "auto"):
         start.check_port(plan.address)
     if not plan.address:
+        # On a joined cluster the interpreter is one of other machines, which cannot be asked from here.
         for python in {place.python for place in places} - {""}:
             _check_python(python)
 
@@ -176,6 +177,7 @@ class Cluster:
             ConfigError: If the cluster cannot be reached, or has no room within ``plan.start_seconds``.
         """
         if plan.address:
+            # Before the import, since Ray reads then whether to send a key.
             start.show_key()
             ray, started = import_ray(), None
             start.join(ray, plan, warn)
@@ -233,6 +235,8 @@ class Cluster:
             "max_restarts": 0,
             "max_task_retries": 0,
         }
+        # Ray lets an async actor run 1,000 calls at once by default; all rows of a step may be on their way to one
+        # engine.
         if any(inspect.iscoroutinefunction(method) for method in vars(cls).values()):
             options["max_concurrency"] = _MOST_CALLS
         if room.python:
@@ -257,6 +261,8 @@ class Cluster:
             ClusterError: If the cluster is gone.
         """
         self.check()
+        # `wait` with num_returns = all would wait for the slowest; so first for any, then for what else is there
+        # already.
         found, _ = self._ray.wait(list(references), num_returns=1, timeout=seconds)
         if found and len(references) > 1:
             found, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
@@ -271,6 +277,7 @@ class Cluster:
             Exception: The actor's error, or Ray's error about the actor's end.
         """
         until = time.monotonic() + seconds
+        # `ray.get` with a long timeout would not notice that the cluster is gone; every second it is looked at.
         while not self.ready([reference], _LOOK_SECONDS):
             if time.monotonic() > until:
                 raise TimeoutError

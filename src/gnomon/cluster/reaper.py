@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-FAREWELL = b"."
+CLEAN_EXIT = b"."
 _SUDDEN = (
     "gnomon: the run ended without a word: it was killed, or Ray ended it because its servers on this machine died. "
     "What it started here is being ended; go on from the newest checkpoint with gnomon resume"
@@ -46,6 +46,7 @@ def sweep(folder: Path, spared: Collection[int]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, wanted)
         time.sleep(_PAUSE)
+        # What has not ended two seconds after SIGTERM does not end by itself.
         if time.monotonic() - began > _GRACE:
             wanted = signal.SIGKILL
     shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +57,7 @@ def main() -> None:
     spared, said = (os.getpid(), os.getppid()), b""
     while heard := os.read(0, 1 << 10):
         said += heard
-    if said != FAREWELL:
+    if said != CLEAN_EXIT:
         print(_SUDDEN, file=sys.stderr, flush=True)
     sweep(Path(sys.argv[1]), spared)
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from gnomon.cluster.reaper import FAREWELL
+from gnomon.cluster.reaper import CLEAN_EXIT
 from gnomon.core.errors import ConfigError
 from gnomon.core.http import LOOPBACK
 from gnomon.core.sections import ClusterConfig
 
 # Join a Ray cluster that was started elsewhere, and check whether the cluster requires a key.
 
-_CLIENT = "ray://"
+CLIENT = "ray://"
 _ASK_SECONDS = 5.0
 # Methods and messages for a head and for a Ray Client server. The server's message is ClusterInfoType.PING, the only
 # one that the server answers before a client has joined.
@@ -53,6 +53,7 @@ def check_key(address: str, key: str, called: str = "") -> None:
     if accepts_token(address, key) is False:
         shown = f"and the one that was shown ({_SHOWN}) is another" if key else "and none was shown"
         raise ConfigError(f"{said} cannot be joined: it asks for a key, {shown}; see `ray get-auth-token` there")
+    # Asked without the key: a server that accepts that is open to everybody.
     if key and accepts_token(address):
         raise ConfigError(
             f"{said} asks nobody for a key, and this run shows one ({_SHOWN}): whoever reaches its ports can run "
@@ -65,8 +66,8 @@ def accepts_token(address: str, key: str = "") -> bool | None:
     """Return whether the server at ``address`` accepts this key ("" for none); None if the server does not say."""
     import grpc
 
-    method, asked = _SERVER if address.startswith(_CLIENT) else _HEAD
-    with grpc.insecure_channel(address.removeprefix(_CLIENT)) as channel:
+    method, asked = _SERVER if address.startswith(CLIENT) else _HEAD
+    with grpc.insecure_channel(address.removeprefix(CLIENT)) as channel:
         ask = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
         try:
             ask(asked, timeout=_ASK_SECONDS, metadata=[("authorization", key)] if key else [])
@@ -108,7 +109,6 @@ def show_key() -> None:
         os.environ[_MODE] = _TOKEN
 
 
-CLIENT = "ray://"
 _KNOCK_SECONDS = 5.0
 _NOBODY = "Could not find any running Ray instance"
 _START = (
@@ -251,7 +251,7 @@ class Folder:
     def end(self) -> None:
         """Remove the folder."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.reaper.communicate(FAREWELL, _SWEEPING_SECONDS)
+            self.reaper.communicate(CLEAN_EXIT, _SWEEPING_SECONDS)
         # Ray's threads in this process may have written to the folder again.
         shutil.rmtree(self.path, ignore_errors=True)
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)
@@ -329,6 +329,7 @@ def _begin(ray: Any, folder: Path, cpus: int, gpus: int, seconds: float) -> str:
     os.environ["RAY_AUTH_MODE"] = "token"
     if not os.environ.get("RAY_AUTH_TOKEN"):
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_locked_away(folder / "key"))
+    # Chosen here, so that two runs on one machine do not meet on Ray's fixed ports.
     port, client_port = _free_ports(2)
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", *_OPTIONS]
     command += [f"--port={port}", f"--ray-client-server-port={client_port}", f"--temp-dir={folder / 'ray'}"]

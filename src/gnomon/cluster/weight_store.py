@@ -105,6 +105,7 @@ class WeightsRef:
         pieces = {**kept, **dict(zip(refs, await asyncio.gather(*map(awaited, refs)), strict=True))}
         # In a thread, because the engine decodes meanwhile.
         weights = await run_in_thread(lambda: {name: _weight(self.spots[name], pieces) for name in names})
+        # Bases never change, so their pieces stay here; the next load fetches the small adapters alone.
         bases = {spot.base.ref for spot in self.spots.values() if isinstance(spot, AdapterRef)}
         size = sum(spot.print.nbytes for spot in lacking)
         return FetchedWeights(weights, {ref: pieces[ref] for ref in bases & pieces.keys()}, size, len(lacking))
@@ -168,6 +169,7 @@ class WeightStore:
                 piece, size = [], 0
         spots |= self._put(piece)
         self._spots = spots | self._put(self._left(spots))
+        # Ray frees a piece when the last reference is gone; the sizes here must not keep one alive.
         in_use = {spot.ref for spot in self._spots.values()}
         self._sizes = {ref: size for ref, size in self._sizes.items() if ref in in_use}
         return WeightsRef(version, self._together(sums))
@@ -198,6 +200,7 @@ class WeightStore:
         """Return the tensors of pieces that are mostly unused."""
         found: list[Item] = []
         for ref, names in _by_piece(spots, spots).items():
+            # One tensor in use keeps its whole piece in memory.
             if 2 * sum(spots[name].print.nbytes for name in names) < self._sizes[ref]:
                 left = WeightsRef(0, {name: spots[name] for name in names})
                 found += [(name, tensor, spots[name].print) for name, tensor in left.tensors()]
@@ -252,12 +255,8 @@ def _separate(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _Ho
 def _by_piece(spots: Mapping[str, TensorRef | AdapterRef], names: Iterable[str]) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
     for name in names:
-        found.setdefault(_first(spots[name]).ref, []).append(name)
+        found.setdefault(_single(spots[name])[0].ref, []).append(name)
     return found
-
-
-def _first(spot: TensorRef | AdapterRef) -> TensorRef:
-    return spot.base if isinstance(spot, AdapterRef) else spot
 
 
 def _single(spot: TensorRef | AdapterRef) -> tuple[TensorRef, ...]:

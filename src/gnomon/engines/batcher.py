@@ -136,7 +136,7 @@ class Batcher:
     def set_version(self, version: int) -> None:
         """Note new weights: rows on their way go on with them, and prompts computed with the last ones are dropped."""
         self.version = version
-        self._decoder.forget()
+        self._decoder.invalidate()
 
     @property
     def passes(self) -> int:
@@ -150,7 +150,7 @@ class Batcher:
 
     def rest(self) -> None:
         """Free memory while there is no work."""
-        self._decoder.rest()
+        self._decoder.release()
 
     def step(self) -> list[tuple[Request, list[Completion]]]:
         """Let rows join if it is time, draw one token for every active row, and let finished ones leave.
@@ -171,6 +171,7 @@ class Batcher:
 
     def _admit(self) -> None:
         free = self._most - len(self._active)
+        # A prefill holds up all active rows, so a few are worth less than one batch of many.
         is_time = not self._active or (self._decoder.joins and free >= math.ceil(self._most / 8))
         if not is_time or not self._waiting:
             return
@@ -179,6 +180,7 @@ class Batcher:
             length = len(joining[0].request.prompt)
             others = [row for row in joining if len(row.request.prompt) != length]
             joining = [row for row in joining if len(row.request.prompt) == length]
+            # extendleft reverses, and the order of requests must stay.
             self._waiting.extendleft(reversed(others))
         self._active += joining
         self._decoder.record(any(row.request.sampling.record_routing for row in self._active))
@@ -190,6 +192,7 @@ class Batcher:
 
     def _draw(self, logits: Tensor) -> Draws:
         """Draw for all rows; those with equal settings together."""
+        # Position t of an answer uses the t-th number of its key, whatever batch it is in.
         u = torch.tensor([row.uniforms[len(row.tokens)] for row in self._active], dtype=torch.float64)
         groups: dict[tuple[float, ...], list[int]] = {}
         for slot, row in enumerate(self._active):
@@ -244,6 +247,7 @@ class Batcher:
         if self._kept_bytes:
             for slot, _ in finished:
                 if (row := self._active[slot]).oldest_version == self.version:
+                    # The last token was drawn and never fed, so it has no keys and values.
                     self._decoder.keep(slot, (*row.request.prompt, *row.tokens[:-1]), self._kept_bytes)
         # The last row takes a leaving row's slot, so they leave from the back; they are answered from the front.
         rows = [(self._leave(slot), stop) for slot, stop in reversed(finished)]
@@ -262,6 +266,7 @@ class Batcher:
             routing=row.routing,
             top=row.top,
         )
+        # A caller gets all completions of a call at once, when the last row has ended.
         if request.fault or len(request.completions) < len(request.keys):
             return None
         return request, [request.completions[place] for place in range(len(request.keys))]

@@ -49,6 +49,7 @@ class GrammarState:
         else:
             self.matcher.consume_tokens(list(tokens[self._seen :]))
         self._seen = len(tokens)
+        # Written in place: the mask of a vocabulary of 150,000 is 19 kB a row and step.
         self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self.matcher.is_error() or not words.any():
             why = (
@@ -145,10 +146,12 @@ class Grammar:
             allowed = state.allowed(answer, self.words)
             if np.isin(self.stop_ids, allowed).any():
                 return [*answer, self.stop_ids[0]]
+            # Seed 2 writes the shortest tokens; of these, one that lets the answer end is taken at once.
             if seed == 2:
                 for token in allowed[length[allowed] == 1]:
                     if self._ends(state, token):
                         return [*answer, int(token), self.stop_ids[0]]
+            # What must follow in any case, such as a key of a schema, is written without a choice.
             forced = state.matcher.compute_ff_tokens()
             if not forced:
                 liked = (1e3 * closing + length, length, -length, 0 * length)[seed % 4][allowed]
@@ -235,6 +238,7 @@ def _compiled(
     first.compute_bitmask()
     if first.is_stopped():
         raise ConfigError(f"{said}: no answer satisfies it but an empty one; leave it out, or correct it")
+    # One bit a token, in words of 32.
     words = -(-len(spelled) // 32)
     _try(start, words, stop_ids, said)
     return start, words, spelled, stop_ids
@@ -301,6 +305,7 @@ def _vocabulary(model: str, trust_remote_code: bool, stop_ids: tuple[int, ...]) 
         )
     width, known, special = tokenizer.vocab_size, TokenBytes(tokenizer), {*tokenizer.control.values(), *stop_ids}
     unnamed = "\N{REPLACEMENT CHARACTER}".encode()  # what an id without a token is spelled as
+    # A token without bytes is never allowed by a grammar.
     spelled = [b"" if i in special or known[i] == unnamed else known[i] for i in range(width)]
     made = library.TokenizerWrapper(GrammarTokens(tokenizer, stop_ids[0], spelled, sorted(special)))
     return library.LLTokenizer(made, n_vocab=width, eos_token=list(stop_ids)), spelled

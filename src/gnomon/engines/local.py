@@ -82,6 +82,8 @@ class LocalEngine:
             return []
         waiter = PendingCall.here()
         request = Request(tuple(prompt), tuple(keys), sampling, waiter.is_waiting)
+        # Calls of one turn of the event loop are collected, so that their order and batch do not depend on the
+        # thread's timing.
         self._arrivals.append((request, waiter))
         # Another loop can be left here by a program that was interrupted before its turn ended.
         if self._posting is not waiter.loop:

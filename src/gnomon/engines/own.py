@@ -48,6 +48,7 @@ def own_class(plan: EngineConfig) -> type:
     if not isinstance(found, type):
         raise ConfigError(f"{where} is {type(found).__name__}, and an engine is a class")
     try:
+        # Only the names are bound: a wrong keyword is found before the class runs.
         inspect.signature(found).bind(**dict.fromkeys((*CONSTRUCTED_WITH, *plan.settings)))
     except TypeError as error:
         raise ConfigError(
@@ -147,6 +148,7 @@ class _InThread:
                 raise EngineError(f"its code raised {error!r}") from error
             finally:
                 release_omp_team()
+                # Both belong to the process: the learner and the graders would go on in another folder or precision.
                 if (working_directory(), torch.get_default_dtype()) != (folder, kind):
                     os.chdir(folder)
                     torch.set_default_dtype(kind)
@@ -184,6 +186,7 @@ async def try_own(kind: str, engines: EnginePool, prompt: Sequence[int], asked: 
         if fault is not None:
             raise ConfigError(f"engine.kind = '{kind}', tried before training ({name}): {fault}; {_line('generate')}")
     sampling = Sampling(temperature=temperature, max_completion_length=1)
+    # The same keys twice: an engine that draws by its key repeats itself.
     first, second = [await engines.generate(prompt, range(4 * _TRIAL_KEYS), sampling) for _ in range(2)]
     same = sum(one.tokens == other.tokens for one, other in zip(first, second, strict=True))
     if same >= len(first) / 2:  # rounding alone changes a few
@@ -235,6 +238,7 @@ async def fault_of_draws(
     repeated, seen, place = list[float](), set[tuple[int, ...]](), 0
     for done in drawn:
         if done.tokens in seen:
+            # The logarithm of n p; a sum of such terms bounds the chance that all of these repetitions were luck.
             repeated.append(sum(scored[place : place + len(done.tokens)]) + math.log(_TRIAL_KEYS))
         seen.add(done.tokens)
         place += len(done.tokens)

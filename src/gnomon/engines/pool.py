@@ -45,6 +45,7 @@ class CompletionValidator:
         >>> CompletionValidator(1, Sampling(), 10, {0}).fault([done])
         'answer 1 of 1 has log-probabilities that are not finite'
         """
+        # An engine may be a user's own class, so nothing about its answer is taken for granted.
         if not isinstance(completions, list | tuple):
             return f"{type(completions).__name__}, not a list of Completion"
         if len(completions) != self.answers:
@@ -59,6 +60,7 @@ class CompletionValidator:
 
     def _of_one(self, completion: Completion) -> str | None:
         tokens, oldest, newest = completion.tokens, completion.oldest_version, completion.newest_version
+        # The order matters: each check may rely on those before it.
         if not _are(tokens, int, is_tuple=True):
             return f"tokens {str(tokens)[:60]}, not a tuple of int"
         if not tokens:
@@ -180,6 +182,7 @@ class Replica:
         if not self._calls:
             self._gone = asyncio.get_running_loop().create_future()
         assert self._gone is not None, "made with the first call in flight"
+        # A task of its own: a call that hangs is left behind when the engine is lost, and the caller goes on.
         task = asyncio.ensure_future(call(self.engine))
         task.add_done_callback(_retrieve)
         self._calls.add(task)
@@ -196,6 +199,7 @@ class Replica:
         """Wait until nothing that was asked of the engine is on its way."""
         while self._calls:
             await asyncio.wait(set(self._calls))
+            # Callbacks of the calls that ended run before the set is looked at again.
             await asyncio.sleep(0)
 
     def lose(self, cause: str) -> None:
@@ -222,6 +226,7 @@ class Replica:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
+        # During the first load the engine may still be starting, and its progress count says that it lives.
         is_strict = is_alone and self.engine.version >= 0
         grace = min(_GRACE_SECONDS, self._timeout_seconds / 16)
         either: set[asyncio.Future[Any]] = {task, gone}
@@ -230,8 +235,11 @@ class Replica:
             since = began if is_strict else max(began, self._heard)
             asked = clock()
             left = since + self._timeout_seconds - asked
+            # Short looks, so that progress is noticed between them and a stop of this process is told from an engine's
+            # silence.
             look = max(min(left, self._timeout_seconds / _LOOKS), grace)
             await asyncio.wait(either, timeout=look, return_when=asyncio.FIRST_COMPLETED)
+            # This process itself stood still, so the engine gets that time again.
             if (late := clock() - asked - look) > grace:
                 began = since + late
                 continue
@@ -281,7 +289,7 @@ class EnginePool:
     handed on, so no group is doubled and none is lost. A `UserError`, such as a prompt beyond the context, is the
     caller's own and not repeated on another engine. One engine is guarded in the same way.
 
-    With ``again``, one that was lost comes back: it is started anew in its place, given the present weights, and asked
+    With ``restart``, a lost engine comes back: it is started anew in its place, given the present weights, and asked
     nothing until their fingerprints have proved that it holds them. The others do not wait for it. When the last one is
     lost, no caller waits.
 
@@ -289,9 +297,9 @@ class EnginePool:
         engines: The engines by name; all have the same model.
         vocabulary_size: Vocabulary of the model; None checks only that token ids are not negative.
         warn: Gets one line for each engine that is lost, and one when the engine is back.
-        again: Starts a new engine for the name of a lost one, and raises a GnomonError when it gives up. Snapshots must
-            be stored ones (`Snapshot.stored`), since they are read again later.
-        are_bound: Whether weights are broadcast to all engines at once, so that the loss of one engine ends the run.
+        restart: Starts a new engine for the name of a lost one, and raises a GnomonError when it gives up. Snapshots
+            must be stored ones (`Snapshot.stored`), since they are read again later.
+        all_required: Whether weights are broadcast to all engines at once, so that the loss of one engine ends the run.
 
     Source: ours. Other libraries restart the engine or end the run; keyed draws make a repetition elsewhere exact.
     """
@@ -302,14 +310,14 @@ class EnginePool:
         timeout_seconds: float = 600.0,
         vocabulary_size: int | None = None,
         warn: Callable[[str], None] = _say,
-        again: Callable[[str], Awaitable[Engine]] | None = None,
-        are_bound: bool = False,
+        restart: Callable[[str], Awaitable[Engine]] | None = None,
+        all_required: bool = False,
     ) -> None:
         self._members = [Replica(name, engine, timeout_seconds) for name, engine in engines.items()]
         self._timeout_seconds = timeout_seconds
         self._vocabulary_size = vocabulary_size
         self._warn = warn
-        self._again, self._are_bound = again, are_bound
+        self._restart, self._all_required = restart, all_required
         self._is_closed = False
         self._lost = self._returned = self._asked_again = 0
         self._told: set[Replica] = set()
@@ -356,7 +364,7 @@ class EnginePool:
         Raises:
             EngineError: No engine is left.
         """
-        if self._again is not None:
+        if self._restart is not None:
             self._present = snapshot
         try:
             await self._everywhere(lambda member: self._load(member, snapshot))
@@ -436,7 +444,7 @@ class EnginePool:
             with suppress(ReplicaLost):
                 await work(member)
             self._note(member)
-            if self._are_bound:
+            if self._all_required:
                 self._check()
 
         asked = [asyncio.ensure_future(one(member)) for member in self._alive()]
@@ -472,24 +480,25 @@ class EnginePool:
             return
         self._told.add(member)
         self._lost += 1
-        if self._again is not None:
-            task = asyncio.ensure_future(self._restore_replica(member, self._again))
+        if self._restart is not None:
+            task = asyncio.ensure_future(self._restore_replica(member, self._restart))
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
         left = len(self._alive())
-        if left and not self._are_bound:
+        if left and not self._all_required:
             others = f"{left} of {len(self._members)} engines go on, and are asked what it did not answer"
             self._warn(f"lost engine {member.name}: {member.cause}; {others}")
 
-    async def _restore_replica(self, lost: Replica, again: Callable[[str], Awaitable[Engine]]) -> None:
+    async def _restore_replica(self, lost: Replica, restart: Callable[[str], Awaitable[Engine]]) -> None:
         """Put an engine that was started anew in the place of a lost one, as soon as it has proved its weights."""
         await lost.close()
         while True:
             try:
-                member = Replica(lost.name, await again(lost.name), self._timeout_seconds)
+                member = Replica(lost.name, await restart(lost.name), self._timeout_seconds)
                 try:
                     await self._awake.wait()
                     await self._prove(member)
+                    # Only a replica that has proved its weights is asked anything.
                     self._members[self._members.index(lost)] = member
                 finally:
                     if member not in self._members:
@@ -500,6 +509,7 @@ class EnginePool:
                 self._warn(f"engine {lost.name} does not come back: {error}")
                 return
             self._returned += 1
+            # The other engines went to sleep while this one was started.
             if not self._awake.is_set():
                 with suppress(ReplicaLost):
                     await member.ask(_sleep)
@@ -513,6 +523,7 @@ class EnginePool:
             ReplicaLost: The engine does not hold them.
         """
         snapshot: Snapshot | None = None
+        # New weights may be published during the proof; then it begins again with those.
         while snapshot is not self._present:
             snapshot = self._present
             assert snapshot is not None, "a version is never taken back"
@@ -535,7 +546,7 @@ class EnginePool:
         causes = "; ".join(f"{member.name}: {member.cause}" for member in self._members if member not in alive)
         if not alive:
             raise EngineError(f"no engine is left to answer ({causes})")
-        if causes and self._are_bound:
+        if causes and self._all_required:
             raise EngineError(
                 f"an engine is lost ({causes}), and the others, which weights are sent to together with it, cannot go "
                 "on without; go on from the newest checkpoint with gnomon resume"

@@ -15,6 +15,7 @@ def sample_key(seed: int, step: int, task_id: str, sample: int, turn: int = 0) -
     >>> sample_key(0, 1, "a", 0) == sample_key(0, 1, "a", 0) != sample_key(0, 1, "a", 1)
     True
     """
+    # A control character between the parts, so that "1" and "23" is another text than "12" and "3".
     text = f"{seed}\x1f{step}\x1f{task_id}\x1f{sample}\x1f{turn}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
 

@@ -44,6 +44,7 @@ class Draws:
     def listed(self) -> tuple[list[int], list[float], list[float]]:
         """Return the three as lists; from a GPU they come in one copy, each number as it is."""
         tokens, own, full = self.tokens, self.logprobs, self.full_logprobs
+        # Three copies would wait for the GPU three times; token ids are exact in float64.
         if tokens.device.type != "cpu":
             tokens, own, full = torch.stack([tokens.double(), own.double(), full.double()]).cpu()
         return tokens.long().tolist(), own.tolist(), full.tolist()
@@ -84,6 +85,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
         full = _tempered(wide, largest, tokens, sampling) - total.log()
         return Draws(tokens, full, full)
     masses = _exp_(shifted.clone())
+    # `masses` stays whole: both totals, with and without truncation, come from it.
     tokens, kept_total = _invert(truncate(shifted, masses, sampling), uniforms)
     chosen = _tempered(wide, largest, tokens, sampling)
     return Draws(tokens, chosen - kept_total.log(), chosen - masses.sum(dim=-1).log())
@@ -103,6 +105,7 @@ def draw_allowed(logits: Tensor, uniforms: Tensor, sampling: Sampling, allowed: 
     # Any token and its log-probability give the sum over the vocabulary, which `draw` makes in one pass.
     whole = draw(logits, uniforms, replace(sampling, top_p=1.0, top_k=0, min_p=0.0))
     chosen, other = (logits.gather(1, drawn.tokens[:, None])[:, 0].float() for drawn in (left, whole))
+    # log p(chosen) = log p(other) + (z_chosen - z_other) / T.
     full = whole.full_logprobs + (chosen - other) / (sampling.temperature or 1.0)
     return Draws(left.tokens, full if sampling.is_greedy else left.logprobs, full)
 
@@ -144,6 +147,7 @@ def truncate(shifted: Tensor, masses: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         floor = torch.maximum(floor, _nucleus_floor(shifted, masses, floor, sampling.top_p))
     if sampling.min_p > 0:
+        # Relative to the likeliest token, whose shifted logit is 0.
         floor = floor.clamp(min=math.log(sampling.min_p))
     return torch.where(shifted >= floor, masses, 0.0)
 
@@ -170,7 +174,9 @@ def _invert(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index at which the cumulated masses pass u times their total, and the total; sums in float64."""
     rows, width = masses.shape
     whole = masses if width % BLOCK == 0 else functional.pad(masses, (0, -width % BLOCK))
+    # (rows, blocks, 64)
     blocks = whole.view(rows, -1, BLOCK)
+    # float64 from here on: in float32 the sum of 100,000 masses would round away the unlikely tokens.
     levels = blocks.sum(dim=-1).double().cumsum(dim=-1)
     block, rest = _pick(levels, uniforms.to(levels.device)[:, None])
     inner = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(dim=-1)

@@ -62,6 +62,7 @@ class ScriptedEngine:
                 f"a prompt of {len(prompt)} tokens and max_completion_length = {sampling.max_completion_length} "
                 f"exceed the context of {self.context_length}"
             )
+        # Weights may be loaded while the answer is waited for: the completion says both versions.
         oldest = self.version
         slowest = max((self._latency(tuple(prompt), key) for key in keys), default=0.0)
         if slowest > 0:
@@ -94,6 +95,7 @@ class ScriptedEngine:
         strings = StopStrings.of(sampling)
         if strings is not None and (completed := strings.first(ids)) is not None:
             places.append(completed)
+        # The stop token, or the token that completes the stop string, is a part of the answer.
         whole = ids[: min(places) + 1] if places else ids + list(sampling.stop_ids[:1])
         grammar = Grammar.of(sampling)
         if grammar is not None and grammar.obeyed(whole) < len(whole):

@@ -59,6 +59,7 @@ class StopStrings:
         """
         known, place = self.known, len(tokens) - 1
         window = known[tokens[place]]
+        # A string that ends in the last token begins at most longest - 1 bytes before that token.
         enough = len(window) + self.longest - 1
         while place > 0 and len(window) < enough:
             place -= 1
@@ -67,6 +68,7 @@ class StopStrings:
 
     def first(self, tokens: Sequence[int]) -> int | None:
         """Return the place of the first token that completes a string, None where none does."""
+        # One search of the whole text first: most answers hold no stop string.
         if not any(string in b"".join(map(self.known.__getitem__, tokens)) for string in self.strings):
             return None
         return next(place for place in range(len(tokens)) if self.are_completed_by(tokens[: place + 1]))

@@ -125,6 +125,7 @@ class EngineThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gnomon-engine", daemon=True)
             self._thread.start()
+        # OpenMP's threads of this thread spin for a while after its last product; the engine's need the cores.
         release_omp_team()
         self._inbox.put(message)
 
@@ -155,6 +156,7 @@ class EngineThread:
         try:
             if self._released is not None:
                 return self._serve_asleep(first, self._released, outbox)
+            # The decoder is chosen with the first message and in this thread, since its trials run the model.
             batcher = self._batcher = self._batcher or self._made()
             while not isinstance(message, ShutdownRequest):
                 if isinstance(message, LoadRequest):
@@ -170,7 +172,9 @@ class EngineThread:
                     if self._shared or sleepers:  # the learner's turn, which needs the memory
                         batcher.rest()
                     if sleepers:
+                        # The counts of the batcher that goes stay in those of the engine.
                         self._steps, self._computed = self.beats, self.computed
+                        # The decoder holds packed copies and caches; without the last reference their memory is free.
                         del batcher
                         self._batcher = None
                         self._released = ReleasedWeights(self._model)
@@ -278,6 +282,7 @@ class ReleasedWeights:
         self._sizes: dict[int, tuple[int, torch.device]] = {}
         self._places: list[tuple[Tensor, int, int, torch.Size, tuple[int, ...]]] = []
         with torch.inference_mode(False), torch.no_grad():
+            # Tied weights are one tensor under two names.
             for tensor in {id(one): one for one in model.state_dict(keep_vars=True).values()}.values():
                 memory = tensor.untyped_storage()
                 self._sizes[memory.data_ptr()] = memory.nbytes(), tensor.device
@@ -303,6 +308,7 @@ def _copy(snapshot: Snapshot, model: nn.Module, version: int) -> str | None:
     """
     if snapshot.since not in (None, version):
         return f"snapshot {snapshot.version} has what changed since version {snapshot.since}; the engine has {version}"
+    # Everything is compared before the first tensor is copied, so that a wrong snapshot changes nothing.
     given: dict[str, Tensor] = dict(snapshot.tensors())
     own = dict(merged_tensors(model))
     missing = [] if snapshot.since is not None else sorted(own.keys() - given.keys())

@@ -75,6 +75,7 @@ class DistributedLearner:
         self._version = 0
         self._can_read_run = True
         self._weights: Any = None
+        # One command at a time: snapshots are read by another thread than the one that updates.
         self._lock = threading.RLock()
         self._fault = "the processes of the learner were not started"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")

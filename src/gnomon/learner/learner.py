@@ -645,6 +645,8 @@ class TorchLearner:
         metrics = critic.fit(minibatch, settings)
         assert minibatch.weights is not None, "value_minibatches comes first"
         has_token = bool(((minibatch.weights != 0) & minibatch.mask).any())
+        # The policy's weights moved with the trunk, so log-probabilities that were scored before are of former
+        # weights.
         if critic.is_shared and not settings.is_head_only and has_token:
             self._updates += 1
         return metrics

@@ -300,6 +300,8 @@ class ShardedMesh:
         found = sources(model)
         for name in found if names is None else names:
             if found[name].is_folded:
+                # peft folds the adapters of stacked experts through the module's own parameters, so the group is
+                # gathered for it.
                 with _gathered(self._group(model, name)):
                     yield name, sources(model)[name].read()
                 continue

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.user_pieces import load_object, reference_of
-from gnomon.models.transfer.remote_weights import Bytes, viewed
+from gnomon.models.transfer.remote_weights import Bytes, to_bytes, viewed
 
 _CLASS, _TENSOR, _TUPLE = "@", "#", "()"
 _ALIGNED = 64
@@ -34,12 +34,13 @@ def packed(value: Any) -> Iterator[tuple[str, int]]:
     Raises:
         TypeError: For what cannot travel.
     """
-    tensors: list[Tensor] = []
-    plain = _plain(value, tensors)
+    text, placed, size = _laid_out(value)
     file = _memory_file()
     try:
-        places = [_write(file, tensor) for tensor in tensors]
-        yield json.dumps({"value": plain, "tensors": places}), file
+        os.ftruncate(file, size)
+        for tensor, start in placed:
+            _write(file, tensor, start)
+        yield text, file
     finally:
         os.close(file)
 
@@ -67,18 +68,11 @@ def boxed(value: Any) -> tuple[str, Bytes]:
     >>> unboxed(*boxed({"loss": torch.ones(2), "step": 3}))
     {'loss': tensor([1., 1.]), 'step': 3}
     """
-    tensors: list[Tensor] = []
-    plain = _plain(value, tensors)
-    whole = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    places: list[list[Any]] = []
-    end = 0
-    for tensor in whole:
-        places.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
-        end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    memory = np.empty(end, dtype=np.uint8)
-    for tensor, (_, _, start) in zip(whole, places, strict=True):
-        memory[start : start + tensor.nbytes] = tensor.flatten().view(torch.uint8).numpy()
-    return json.dumps({"value": plain, "tensors": places}), memory
+    text, placed, size = _laid_out(value)
+    memory = np.empty(size, dtype=np.uint8)
+    for tensor, start in placed:
+        memory[start : start + tensor.nbytes] = to_bytes(tensor)
+    return text, memory
 
 
 def unboxed(text: str, memory: Bytes) -> Any:
@@ -92,12 +86,26 @@ def unboxed(text: str, memory: Bytes) -> Any:
     return _made(said["value"], tensors)
 
 
+def _laid_out(value: Any) -> tuple[str, Sequence[tuple[Tensor, int]], int]:
+    """Return the text of ``value``, its tensors with the byte at which each begins, and the bytes of all."""
+    tensors: list[Tensor] = []
+    plain, starts, size = _plain(value, tensors), list[int](), 0
+    for tensor in tensors:
+        starts.append(size)
+        # Each tensor begins at a multiple of 64 bytes, a cache line, as torch's own allocator aligns it.
+        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    placed = list(zip(tensors, starts, strict=True))
+    places = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start] for tensor, start in placed]
+    return json.dumps({"value": plain, "tensors": places}), placed, size
+
+
 def _plain(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         tensors.append(value)
         return {_TENSOR: len(tensors) - 1}
+    # JSON has lists alone, and a frozen dataclass with a list in place of a tuple cannot be hashed.
     if isinstance(value, tuple):
         return {_TUPLE: [_plain(inner, tensors) for inner in value]}
     if isinstance(value, list):
@@ -136,16 +144,12 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def _write(file: int, tensor: Tensor) -> list[Any]:
-    """Append a tensor, and return its type, shape and place."""
-    plain = tensor.detach().cpu().contiguous()
-    place = os.lseek(file, 0, os.SEEK_END)
-    view = plain.flatten().view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
-    while view:
-        view = view[os.write(file, view) :]
-    # Each tensor begins at a multiple of 64 bytes, a cache line, as torch's own allocator aligns it.
-    os.ftruncate(file, -(-os.lseek(file, 0, os.SEEK_END) // _ALIGNED) * _ALIGNED)
-    return [str(plain.dtype).removeprefix("torch."), list(plain.shape), place]
+def _write(file: int, tensor: Tensor, start: int) -> None:
+    # Not through a mapping, which ends the process by a signal where memory is full; a write raises OSError.
+    left = to_bytes(tensor).data
+    while left:
+        written = os.pwrite(file, left, start)
+        left, start = left[written:], start + written
 
 
 def _read(memory: mmap.mmap | None, place: list[Any]) -> Tensor:

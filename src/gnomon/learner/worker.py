@@ -44,13 +44,13 @@ class LearnerWorker:
         self.commands: Mapping[str, Callable[..., Any]] = {
             "join": self._join,
             "load": self._load,
-            "score": self._score,
+            "score": lambda batch, needs: self._in_first(asyncio.run(self.learner.score(batch, set(needs)))),
             "logprobs": self._logprobs,
-            "token_stats": self._token_stats,
-            "update": self._update,
-            "fit": self._fit,
+            "token_stats": lambda batch: self._in_first(asyncio.run(self.learner.token_stats(batch))),
+            "update": lambda **given: asyncio.run(self.learner.update(**given)),
+            "fit": lambda **given: asyncio.run(self.learner.fit(**given)),
             "weights": self._weights,
-            "state": self._state,
+            "state": lambda: self._in_first(self.learner.state()),
             "restore": lambda state: self.learner.restore(state),
             "lend": self._lend,
             "store": self._store,
@@ -71,21 +71,9 @@ class LearnerWorker:
         device = cpu if spec.plan.is_sharded else resolve_device(spec.device)
         self.learner = spec.learner(spec.network(device), device)
 
-    def _score(self, batch: Any, needs: list[Any]) -> Any:
-        return self._in_first(asyncio.run(self.learner.score(batch, set(needs))))
-
     def _logprobs(self, batch: Any, version: int, weights: Mapping[str, Any] | None) -> Any:
         snapshot = None if weights is None else Snapshot(version, lambda: iter(weights.items()))
         return self._in_first(asyncio.run(self.learner.logprobs(batch, snapshot)))
-
-    def _token_stats(self, batch: Any) -> Any:
-        return self._in_first(asyncio.run(self.learner.token_stats(batch)))
-
-    def _update(self, minibatch: Any, algorithm: Any, step: int, rate: float) -> Any:
-        return asyncio.run(self.learner.update(minibatch, algorithm, step, rate))
-
-    def _fit(self, minibatch: Any, algorithm: Any, step: int | None, one_sided: bool) -> Any:
-        return asyncio.run(self.learner.fit(minibatch, algorithm, step, one_sided))
 
     def _weights(self) -> Any:
         is_first, found = mesh.current_mesh().rank == 0, {}
@@ -100,9 +88,6 @@ class LearnerWorker:
         """Release cached memory for the engine that shares the device and wakes next."""
         if self._spec.yields_device:
             give_back(resolve_device(self._spec.device))
-
-    def _state(self) -> Any:
-        return self._in_first(self.learner.state())
 
     def _lend(self) -> Any:
         self._lent = self.learner.lend()
@@ -152,6 +137,7 @@ def serve(channel: Channel) -> None:
         try:
             arguments = unpacked(order["text"], files[0])
             value, error = worker.commands[order["do"]](**arguments), None
+        # Errors go to the run as answers, so that one wrong command does not end the process.
         except Exception as raised:
             value, error = None, error_payload(raised)
         with packed(value) as (text, file):

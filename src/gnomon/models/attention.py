@@ -19,9 +19,8 @@ from gnomon.models.packed_attention import attend_packed, kernel_for
 #
 # longrope (Phi-3, Phi-4-mini, MiniCPM) has two tables, and a forward pass takes one of them by the longest row in it: a
 # short row beside a long one, or padded to its length, gets the long one's. A row that grows over the length changes
-# the
-# table under the keys that are in its cache already. Dynamic NTK has a table for every length beyond the trained one.
-# YaRN, Llama 3's and linear scaling are one table for all lengths.
+# the table under the keys that are in its cache already. Dynamic NTK has a table for every length beyond the trained
+# one. YaRN, Llama 3's and linear scaling are one table for all lengths.
 
 
 def rotary_edge(config: Any) -> int | None:
@@ -88,6 +87,7 @@ def attend(
     if length != 1 or heads == shared or settings.get("position_bias") is not None or is_masked_by_head:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     out = functional.scaled_dot_product_attention(
+        # (rows, key heads, group, size): the query heads of one key become its queries, and no key is copied.
         query.reshape(rows, shared, heads // shared, size),
         key,
         value,
@@ -104,6 +104,7 @@ def _by_branches(
     if settings.get("position_bias") is not None or query.shape[0] * query.shape[2] != branches.positions:
         raise ModelError("attention of packed rows has neither a bias of positions nor a cache")
     altered = Alteration(*(settings.get(name) for name in ("sliding_window", "softcap", "s_aux")))
+    # `Backbone.packed` counts these: a layer that was not told its branches would attend to other responses.
     branches.windows.append(altered.window)
     scale = settings.get("scaling")
     return attend_packed((query, key, value), branches, query.shape[-1] ** -0.5 if scale is None else scale, altered)

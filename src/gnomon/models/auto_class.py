@@ -69,6 +69,7 @@ def check_architecture(config: Any, name: str, trust_remote_code: bool) -> None:
     """
     stated = config.architectures or []
     remote = "AutoModelForCausalLM" in (vars(config).get("auto_map") or {})
+    # Remote code defines its own classes, which no table of transformers lists.
     if remote and trust_remote_code:
         return
     made = classes_of(auto_class(config), config)

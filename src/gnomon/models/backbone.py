@@ -1,6 +1,5 @@
 """A model below its head: from tokens to hidden states, by the fastest way that gives the model's own numbers."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from gnomon.models.cpu.fused_forward import body_states, kept_per_token, lay_sid
 from gnomon.models.cpu.kernels import kernels_of
 from gnomon.models.cpu.prefix_attention import PrefixLayout, Span
 from gnomon.models.device import round_up
-from gnomon.models.forward import accepted, body_of, checked_arguments
+from gnomon.models.forward import accepted, body_of, checked_arguments, takes_more
 from gnomon.models.fused_layers import use_own_layers
 from gnomon.models.llama_like import beginning, is_standard
 from gnomon.models.packed_attention import BLOCK, dense_mask, kernel_for, works
@@ -45,7 +44,7 @@ class Backbone:
         self._model = model
         self._edge = rotary_edge(model.config)
         use_own_layers(self._model)
-        self._is_told = attends_by_branches(model) and _takes_more(body_of(model))
+        self._is_told = attends_by_branches(model) and takes_more(body_of(model))
         self._is_tried = can_fuse(self._model) and _reproduces(body_of(self._model))
         if self._is_tried:
             lay_side_by_side(body_of(self._model))
@@ -53,6 +52,7 @@ class Backbone:
     def plain(self, tokens: Tensor) -> Tensor:
         """Return the hidden states Float[B S' d] of ``tokens`` Int[B S], where S' is S rounded up."""
         tokens = nn.functional.pad(tokens, (0, self._rounded(tokens.shape[1]) - tokens.shape[1]))
+        # Without the kernel in C, attention of the fused pass lays out a square of each row, and SDPA does not.
         if self._is_written() and not self._is_long(tokens.shape[1]):
             return _alone(body_of(self._model), tokens)
         return own_states(self._model, tokens)
@@ -128,6 +128,7 @@ class Backbone:
         if self._is_told and not self._agrees(tokens, packed):
             self._is_told = False
         is_told_windows = self._is_told and packed.branches.windows[: len(seen)] == seen
+        # A trial of a few tokens is shorter than any window, so windows have to be told and counted instead.
         return is_told_windows if any(seen) else self._is_told or self._agrees(tokens, packed)
 
     def _agrees(self, tokens: Tensor, packed: Packed) -> bool:
@@ -137,6 +138,7 @@ class Backbone:
                 shared = self.packed(packed, own.device)
             except (ModelError, RuntimeError, ValueError, TypeError, IndexError):
                 return False
+        # In low precision only responses are compared: the prompt's positions are computed alike in both ways.
         return _is_close(shared[packed.rows, packed.columns], own, _PROMPT, self._layers())
 
     def _layers(self) -> int:
@@ -206,6 +208,8 @@ def kept_for_backward(model: Any) -> int:
 
 def _reproduces(body: Any) -> bool:
     """Whether `body_states` gives the numbers of the backbone's first layers in float32, alone and packed."""
+    # Two layers in float32 prove the formulas; all layers in bfloat16 would differ by rounding as much as by a small
+    # fault.
     first = beginning(body, _TRIED_TOKENS)
     tokens, packed = _tried(first.config.vocab_size)
     with torch.no_grad():
@@ -236,8 +240,3 @@ def _is_close(found: Tensor, own: Tensor, prompt: int, layers: int = 1) -> bool:
         found, exact = found[:, prompt:], exact[:, prompt:]
         return bool(((found - exact).norm(dim=-1) <= _RELATIVE_ROUGH * exact.norm(dim=-1)).all())
     return bool(((found - exact).abs() <= layers * _RELATIVE[own.dtype] * exact.abs().max()).all())
-
-
-def _takes_more(body: Any) -> bool:
-    """Whether the backbone passes unknown arguments on to its layers, as newer transformers models do."""
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(body.forward).parameters.values())

@@ -57,12 +57,14 @@ def try_checkpoint(
     belongings = belongings_of(local_folder(name), trust_remote_code)
     empty: Any = outline(name, trust_remote_code)
     said += _adapters(empty, lora)
+    # Copies, since writing moves fields between the two, and the config is the model's own.
     config, generation = copy.deepcopy(empty.config), _generation(name, empty)
     moved(config, generation)
     repaired, dropped = savable(generation)
     with tempfile.TemporaryDirectory(prefix="gnomon-form-") as made:
         folder = Path(made)
         with parsed(f"model '{name}': a checkpoint of it cannot be written"), no_report():
+            # As `save_pretrained` of a model writes it; a config alone does not know its class.
             config.architectures = [type(empty).__name__]
             config.save_pretrained(folder)
             repaired.save_pretrained(folder)
@@ -121,6 +123,7 @@ def check_written(
             'weights are finite; correct its config.json, or set learner.precision = "fp32"'
         )
     far = float((before - after).abs().max())
+    # Written so that NaN fails: every comparison with NaN is false.
     if not far <= _TOLERANCE.get(dtype, _ROUGH) * max(1.0, float(before.abs().max())):
         raise ModelError(
             f"model '{name}': a checkpoint of it computes other logits when it is loaded again, by up to {far:.2g}: "

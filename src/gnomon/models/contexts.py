@@ -82,8 +82,10 @@ def with_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Ite
     try:
         for name, tensor in tensors:
             if name in few:
+                # A quantized layer has no parameter that could point elsewhere.
                 few[name].lent = tensor.to(few[name].scales.device, few[name].dtype)
                 continue
+            # `.data` and not a copy: the parameter stays the same object, so hooks, ties and optimizers keep it.
             kept.append((own[name], own[name].data))
             own[name].data = tensor.to(own[name])
         with without_adapters(model) if has_adapters(model) else nullcontext():
@@ -119,6 +121,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
+            # The class's own method shows again.
             del layer.forward
 
 

@@ -16,16 +16,17 @@ from gnomon.models.backbone import Backbone
 from gnomon.models.forward import body_of
 from gnomon.models.load import (
     BUILT_IN,
-    TINY,
     config_of,
     load_model,
+    load_tokenizer,
     local_folder,
     merged_tensors,
     model_config,
     model_writer,
+    place_of,
     read_tokenizer,
 )
-from gnomon.models.tiny import tiny_model
+from gnomon.models.tiny import TINY_MODELS, tiny_model
 from gnomon.models.token_strings import parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.models.weight_files import Read, Writer, folder_writer
@@ -115,13 +116,16 @@ class ValueScorer:
             return Values(nothing, nothing.sum(1), 0)
         if int(before.min()) < 0:
             raise ConfigError("a prompt has no token, so there is no state before its first response token")
+        # States before each token, and behind them the last state of each row: its value is the bootstrap.
         wanted = (torch.cat([rows, live]), torch.cat([before, lengths[live] - 1]))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not is_head_only):
             hidden, index = self._hidden(tokens, prompt_lengths, lengths, wanted)
+        # (wanted states, d), in float32 as the head is.
         states = hidden.flatten(0, 1).index_select(0, index).float()
         found = nn.functional.linear(states, self.head.weight, self.head.bias)[:, 0]
         of_tokens, of_ends = found.split([len(rows), len(live)])
         return Values(
+            # Scattered back into (B, T); what is not asked for stays an exact zero.
             values=torch.zeros(mask.shape, device=mask.device).index_put((rows, columns), of_tokens),
             bootstrap=torch.zeros(len(mask), device=mask.device).index_put((live,), of_ends),
             computed=hidden.shape[0] * hidden.shape[1],
@@ -183,6 +187,7 @@ class Classifier:
         A config without a padding token makes transformers read the last token of a single sequence and refuse
         several. A token that none of them has is the padding then, so that the last token is read in each.
         """
+        # Ties keep the order of the rows, so that batches and their rounding are the same each time.
         order = sorted(range(len(rows)), key=lambda row: (len(rows[row]["input_ids"]), row))
         found = torch.empty(len(rows), len(self.files.labels))
         for start in range(0, len(rows), batch_size):
@@ -204,10 +209,12 @@ class Classifier:
         inputs = {name: tensor.to(self.device) for name, tensor in padded.items()}
         mask = (torch.arange(inputs["input_ids"].shape[1], device=self.device) < lengths[:, None]).long()
         if isinstance(self.network, CausalCritic):
+            # gnomon's own form has no `forward`: its head is read at the last token here.
             hidden = self.network.get_decoder()(attention_mask=mask, use_cache=False, **inputs).last_hidden_state
             last = hidden[torch.arange(len(rows), device=self.device), lengths - 1]
             values: Tensor = self.network.score(last.float())
             return values
+        # transformers finds a row's last token by the padding's id in the config, not by the mask.
         text.pad_token_id = pad
         try:
             logits: Tensor = self.network(attention_mask=mask, **inputs).logits
@@ -229,7 +236,7 @@ def read_classifier(name: str) -> ClassifierFiles:
     if name in BUILT_IN:
         raise ModelError(f"reward model '{name}' is a language model without a head; give a sequence classifier")
     config, folder = config_of(name), local_folder(name)
-    tokenizer = read_tokenizer(_place(name))
+    tokenizer = read_tokenizer(place_of(name))
     if folder is not None and head_file(folder) is not None:
         return ClassifierFiles(name, config, tokenizer, ("value",), True)
     stated = config.architectures or []
@@ -259,22 +266,17 @@ def load_classifier(files: ClassifierFiles, dtype: torch.dtype, device: torch.de
         ModelError: If weights are missing, which would begin at random, do not fit the config, or are no numbers.
     """
     if files.is_value_head:
-        folder = _place(files.name)
+        folder = place_of(files.name)
         return Classifier(files, load_critic(folder, folder, dtype, device=device), device)
     from transformers import AutoModelForSequenceClassification
 
     with parsed(f"reward model '{files.name}' cannot be loaded"), no_report():
         network, loading = AutoModelForSequenceClassification.from_pretrained(
-            _place(files.name), dtype=dtype, output_loading_info=True
+            place_of(files.name), dtype=dtype, output_loading_info=True
         )
     refuse(Fit.of(loading), files.name)
     check_numbers(network, files.name)
     return Classifier(files, network.eval().to(device), device)
-
-
-def _place(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder) if folder.is_dir() else name
 
 
 def _empty(config: Any, name: str) -> Any:
@@ -302,6 +304,7 @@ class CausalCritic(nn.Module):
         super().__init__()
         self.model = model
         self.score = score
+        # A tied head is the embedding, which is trained.
         own = model.get_output_embeddings()
         if own is not None and own.weight is not model.get_input_embeddings().weight:
             own.requires_grad_(False)
@@ -418,6 +421,7 @@ def write_reward_model(checkpoint: Path, folder: Path, trust_remote_code: bool =
         network.score = critic.score
         text, backend = network.config.get_text_config(), tokenizer.backend
         chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+        # A classifier reads the last token that is no padding; it must not skip the end of the chat template.
         ends = tokenizer.encode(tokenizer.template(chat, begins_answer=False) or "")[-1:]
         free = [name for name, number in tokenizer.control.items() if number not in (*ends, *tokenizer.stop_ids)]
         if (backend.pad_token_id is None or backend.pad_token_id in ends) and free:
@@ -440,6 +444,7 @@ def critic_writer(critic: nn.Module, forms: Mapping[str, Tensor] | None = None, 
     given = forms or {name: _copied(tensor) for name, tensor in merged_tensors(critic)}
     if not isinstance(critic, CausalCritic):
         return folder_writer(critic, given, read)
+    # A CausalCritic holds the language model as `model`; in a folder its weights have their own names.
     start = "model."
     own = {name.removeprefix(start): form for name, form in given.items() if name.startswith(start)}
 
@@ -486,6 +491,7 @@ def head_file(folder: Path) -> Path | None:
     older checkpoint, have it beside the backbone.
     """
     inner = folder / FOLDER
+    # A config in "critic" makes that a model of its own, whose head is not this model's.
     places = [folder / HEAD_FILE] if (inner / "config.json").is_file() else [inner / HEAD_FILE, folder / HEAD_FILE]
     return next((place for place in places if place.is_file()), None)
 
@@ -534,9 +540,8 @@ def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: b
     """Refuse a critic without rows for some token ids, or with a tokenizer that gives ids another meaning."""
     from transformers import AutoTokenizer
 
-    from gnomon.models.load import load_tokenizer
-
-    policy: Any = tiny_model(0) if name == TINY else None
+    shape = TINY_MODELS.get(name)
+    policy: Any = None if shape is None else tiny_model(0, shape)
     policy_config = model_config(name, trust_remote_code) if policy is None else policy.config
     mine, theirs = (c.get_text_config().vocab_size for c in (policy_config, config))
     if theirs < mine:
@@ -546,6 +551,7 @@ def _check_vocabulary(name: str, config: Any, folder: Path, trust_remote_code: b
         )
     if not (folder / "tokenizer.json").is_file():
         return
+    # Equal sizes are not enough: every token must have the same id in both.
     with parsed(f"critic.initial: transformers cannot read the tokenizer in '{folder}'"):
         known = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_initial).get_vocab()
     for token, number in load_tokenizer(name, trust_remote_code).backend.get_vocab().items():
@@ -566,6 +572,8 @@ def _classifier(policy: Any) -> nn.Module | None:
     config.num_labels = 1
     with torch.device("meta"):
         network: Any = AutoModelForSequenceClassification.from_config(config)
+    # Some architectures' classifiers have another backbone, or a head of several layers, which has no value at each
+    # token.
     if type(network.base_model) is not type(policy.base_model) or not _has_head(network):
         return None
     setattr(network, network.base_model_prefix, policy.base_model)

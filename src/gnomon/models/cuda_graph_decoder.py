@@ -19,14 +19,13 @@ from gnomon.models.decoder import (
     RecomputeDecoder,
     SameLengthDecoder,
     agrees,
-    agrees_in_turns,
     choose_decoder,
 )
-from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Frame, Prefix
+from gnomon.models.kv_cache import AlignedCache, AlignedLayer, Frame
 from gnomon.models.llama_like import beginning, is_standard_head
 from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
-from gnomon.models.slow import fell, is_attention_only
+from gnomon.models.slow import is_attention_only, warn_slow
 
 _ROWS_STEP = 32
 _COLUMNS_STEP = 256
@@ -60,7 +59,7 @@ class Recorded:
             graph.replay()
         return output
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop all recordings, because buffers have moved."""
         self._graphs = {}
         self._pool = None
@@ -102,6 +101,7 @@ class StaticLayer(AlignedLayer):
         assert window.places is not None, "a step says where it writes"
         keys, values = self.buffers(key_states, value_states)
         for buffer, states in ((keys, key_states), (values, value_states)):
+            # (rows, heads, 1, size): each row writes the column of its own length.
             where = window.places[:, None, :, None].expand(-1, states.shape[1], 1, states.shape[3])
             buffer[: window.rows].scatter_(2, where, states)
         return keys[: window.rows, :, : window.columns], values[: window.rows, :, : window.columns]
@@ -121,24 +121,6 @@ class StaticCache(AlignedCache):
         self.layers = list(self.aligned)
         self.moves = 0
 
-    def join(self, prefixes: Sequence[Prefix | None], counts: Sequence[int], room: int) -> None:
-        """Append ``counts[i]`` rows that begin with the positions of ``prefixes[i]`` (None: no position yet)."""
-        news = [0 if not p else int(p[0][0].shape[1]) for p, n in zip(prefixes, counts, strict=True) for _ in range(n)]
-        self.hold(len(self.lengths) + len(news), max([*self.lengths, *news]) + room)
-        at = self.frame.rows
-        for prefix, count in zip(prefixes, counts, strict=True):
-            for layer, (key, value) in zip(self.aligned, prefix or (), strict=False):
-                keys, values = layer.buffers(key[None], value[None])
-                keys[at : at + count, :, : key.shape[1]] = key
-                values[at : at + count, :, : key.shape[1]] = value
-            at += count
-        self.lengths += news
-        self._fit()
-
-    def read(self, slot: int, first: int) -> Prefix:
-        """Return a copy of a row's keys and values from position ``first`` on."""
-        return [layer.read(slot, slice(first, self.lengths[slot])) for layer in self.aligned]
-
     def release(self) -> None:
         """Keep the buffers, because recorded steps know their addresses."""
 
@@ -152,6 +134,12 @@ class StaticCache(AlignedCache):
         for layer in self.aligned:
             layer.relocate(made)
         now.capacity, now.columns = made.capacity, made.columns
+
+    def _make_room_for(self, news: Sequence[int], room: int) -> None:
+        self.hold(len(self.lengths) + len(news), max([*self.lengths, *news]) + room)
+
+    def _columns(self, length: int) -> slice:
+        return slice(0, length)
 
     def _fit(self) -> None:
         self.frame.rows, self.frame.start, self.frame.end = len(self.lengths), 0, max(self.lengths, default=0)
@@ -180,11 +168,14 @@ class StaticDecoder(AlignedDecoder):
         cache, count = self._static, len(tokens)
         rows, columns = round_rows(count), round_columns(max(cache.lengths) + 1)
         cache.hold(rows, columns)
+        # Recordings know the addresses of the former buffers.
         self._follow()
         spare = [0] * (rows - count)
+        # Row 0 are tokens, row 1 their positions.
         self._inputs[:, :rows].copy_(torch.tensor([[*tokens, *spare], [*cache.lengths, *spare]]))
         self._forward.experts = None
         if self._forward.records:
+            # Experts are read back to the CPU, which a recording cannot do.
             logits = self._run(rows, columns)
         else:
             logits = self._recorded((rows, columns), lambda: self._run(rows, columns))
@@ -198,6 +189,7 @@ class StaticDecoder(AlignedDecoder):
         ids, places = self._inputs[:, :rows, None]
         window = self._static.window
         window.rows, window.columns, window.places = rows, columns, places
+        # Rows begin at column 0, so a row sees the columns up to its own new one: (rows, 1, 1, columns).
         hidden = (self._columns[:columns] > places)[:, None, None]
         dtype = next(self._forward.model.parameters()).dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
@@ -212,7 +204,7 @@ class StaticDecoder(AlignedDecoder):
         if self._moves == self._static.moves:
             return
         self._moves, frame = self._static.moves, self._static.frame
-        self._recorded.forget()
+        self._recorded.invalidate()
         self._inputs = torch.zeros(2, frame.capacity, dtype=torch.long, device=self._inputs.device)
         self._columns = torch.arange(frame.columns, device=self._columns.device)
 
@@ -253,11 +245,11 @@ def fastest_decoder(model: nn.Module) -> Decoder:
     is_recordable = is_on_gpu and attends_fully(model) and expert_count(model) <= 1
     decoder = choose_decoder(model, [StaticDecoder] if is_recordable else [])
     if isinstance(decoder, RecomputeDecoder):
-        fell("recomputed", name)
+        warn_slow("recomputed", name)
     elif isinstance(decoder, SameLengthDecoder):
-        fell("in waves", name)
+        warn_slow("in waves", name)
     elif is_recordable and not isinstance(decoder, StaticDecoder):
-        fell("unrecorded", name)
+        warn_slow("unrecorded", name)
     return decoder
 
 
@@ -266,9 +258,8 @@ def keeps_between_turns(decoder: Decoder, model: nn.Module) -> bool:
 
     Of a model whose layers carry a state it is said before a run starts (`models.slow`).
     """
-    is_agreeing = decoder.keeps and agrees_in_turns(
-        type(decoder), beginning(model) if isinstance(decoder, FusedDecoder) else model
-    )
+    tried = beginning(model) if isinstance(decoder, FusedDecoder) else model
+    is_agreeing = decoder.keeps and agrees(type(decoder), tried, in_turns=True)
     if not is_agreeing and is_attention_only(model):
-        fell("forgotten", type(model).__name__)
+        warn_slow("forgotten", type(model).__name__)
     return is_agreeing

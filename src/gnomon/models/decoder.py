@@ -1,6 +1,6 @@
 """Decoding: one more token for many rows, over any causal language model of transformers.
 
-Three ways, tried in this order; the first that reproduces a plain forward pass on the model is used:
+Four ways; the first that reproduces a plain forward pass on the model is used:
 
 - `AlignedDecoder`: rows join and leave at any step and share their prompt's KV cache. Any attention-only model.
 - `HybridDecoder`: the same where layers carry a state (state space, linear attention, convolutions).
@@ -76,10 +76,10 @@ class Decoder(Protocol):
     def leave(self, slot: int) -> None:
         """Remove a row; the last row takes its slot."""
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop everything computed with former weights; rows stay."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Free memory that is cheap to fill again, because no row waits for a token."""
 
     def record(self, is_wanted: bool) -> None:
@@ -114,10 +114,10 @@ class _TracedDecoder:
     def keep(self, slot: int, tokens: Prompt, most: int) -> None:
         """Do nothing, because nothing outlives the rows."""
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Do nothing, because nothing outlives the rows."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Do nothing, because nothing outlives the rows."""
 
     def record(self, is_wanted: bool) -> None:
@@ -147,7 +147,9 @@ class AlignedDecoder(_TracedDecoder):
     def admit(self, prompts: Sequence[Prompt], room: int, expected: Set[Prompt]) -> None:
         """Append rows; each distinct prompt is computed once and kept while it is expected again."""
         absent = [p for p in dict.fromkeys(prompts) if p not in self._prefixes]
+        # A prompt of one token has nothing to compute before the first step, which feeds that token.
         self._prefixes.update(dict.fromkeys((p for p in absent if len(p) == 1), None))
+        # The last token is left out everywhere here: the first step feeds it, and its logits draw the first new token.
         known = {p: self._kept.find(p[:-1]) for p in absent if len(p) > 1}
         known |= self._begun([p for p, found in known.items() if not found.length])
         whole = {p: found for p, found in known.items() if found.length == len(p) - 1}
@@ -158,12 +160,14 @@ class AlignedDecoder(_TracedDecoder):
         begun = [p for p, found in known.items() if found.length and p not in whole]
         for chunk in _chunks(begun, _CONTINUED_TOKENS):
             self._continue(chunk, [known[p] for p in chunk])
+        # Neighbors with one prompt join together, so that a grouped cache can hold their prompt once.
         runs = [(prompt, len(list(same))) for prompt, same in itertools.groupby(prompts)]
         self._cache.join([self._prefixes[p] for p, _ in runs], [count for _, count in runs], room)
         for prompt in prompts:
             self._trace.join(1)
             if len(prompt) > 1:
                 self._trace.extend([self._prefix_experts[prompt]], first=-1)
+        # A prompt that no later call repeats would only hold memory.
         self._prefixes = {p: prefix for p, prefix in self._prefixes.items() if p in expected}
         self._prefix_experts = {p: experts for p, experts in self._prefix_experts.items() if p in expected}
 
@@ -191,6 +195,7 @@ class AlignedDecoder(_TracedDecoder):
             experts = self._trace.of(slot)
             return self._cache.read(slot, first), None if experts is None else experts[first:]
 
+        # `read` is called only if the tree lacks something, for its positions alone.
         self._kept.keep(tokens, read, most)
 
     def leave(self, slot: int) -> None:
@@ -198,21 +203,21 @@ class AlignedDecoder(_TracedDecoder):
         self._cache.leave(slot)
         self._trace.leave(slot)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop all that is kept, and the packed weights."""
         self._prefixes, self._prefix_experts = {}, {}
         self._kept.clear()
-        self._packed.forget()
+        self._packed.invalidate()
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Free the packed weights, which are as large as the model's, and the cache."""
-        self._packed.forget()
+        self._packed.invalidate()
         self._cache.release()
 
     def record(self, is_wanted: bool) -> None:
         """Start or stop recording experts; kept prompts without experts are computed again."""
         if is_wanted and not self._forward.records:
-            self.forget()
+            self.invalidate()
         self._forward.records = is_wanted
 
     def _at(self, positions: Tensor) -> dict[str, Tensor]:
@@ -237,6 +242,7 @@ class AlignedDecoder(_TracedDecoder):
         experts = self._forward.experts
         for row, prompt in enumerate(prompts):
             self._prefix_experts[prompt] = None if experts is None else experts[row, : lengths[row]]
+            # Views of the batch's cache: the memory is freed when the last of these prompts is no longer expected.
             self._prefixes[prompt] = [
                 (layer.keys[row, :, : lengths[row]], layer.values[row, :, : lengths[row]]) for layer in cache.layers
             ]
@@ -254,6 +260,7 @@ class AlignedDecoder(_TracedDecoder):
 
     def _continue(self, prompts: Sequence[Prompt], known: Sequence[Known]) -> None:
         """Compute what is not known of prompts; all rows end at one column, so padding comes before the new tokens."""
+        # Positions of each prompt that are not known, without its last token.
         news = [len(p) - 1 - found.length for p, found in zip(prompts, known, strict=True)]
         ids, positions = torch.zeros(2, len(prompts), max(news), dtype=torch.long)
         for row, (prompt, new) in enumerate(zip(prompts, news, strict=True)):
@@ -266,6 +273,7 @@ class AlignedDecoder(_TracedDecoder):
         self._forward.tokens += sum(news)
         experts = self._forward.experts
         for row, (prompt, found, new) in enumerate(zip(prompts, known, news, strict=True)):
+            # The row's own columns are the last ones: one for each token but the last.
             own = slice(1 - len(prompt), None)
             self._prefixes[prompt] = [(layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers]
             self._prefix_experts[prompt] = found.chosen(None if experts is None else experts[row, -new:])
@@ -296,9 +304,9 @@ class HybridDecoder(AlignedDecoder):
         self._hybrid.join_states([self._states.get(p, begin) for p, _ in runs], [count for _, count in runs])
         self._states = {p: states for p, states in self._states.items() if p in expected}
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop all that is kept, and the packed weights."""
-        super().forget()
+        super().invalidate()
         self._states = {}
 
     def _prefill(self, prompts: Sequence[Prompt]) -> None:
@@ -353,6 +361,7 @@ class SameLengthDecoder(_TracedDecoder):
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
         ids = torch.zeros(self._rows, 1, dtype=torch.long)
+        # Rows that left are fed token 0: their place in the cache's batch cannot be freed.
         ids[self._live, 0] = torch.tensor(tokens)
         logits = self._advance(ids)[self._live]
         experts = self._forward.experts
@@ -395,6 +404,8 @@ class RecomputeDecoder(_TracedDecoder):
         ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
         for i, row in enumerate(self._rows):
             ids[i, : lengths[i]] = torch.tensor(row)
+        # Rows end at different positions; logits of all positions where any row ends are asked for, and each row takes
+        # its own.
         wanted = sorted(set(lengths))
         logits: Tensor = self._forward(ids, keep=torch.tensor(wanted) - 1, use_cache=False).logits
         self._forward.tokens += sum(lengths)
@@ -428,6 +439,7 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
     makers: list[Callable[[nn.Module], Decoder]] = [AlignedDecoder] if is_attention_only(model) else []
     if carries_states(model):
         makers = [HybridDecoder]
+    # Only rows that start together at one length have their positions as columns.
     if scales_by_column(model):
         first, makers = (), []
     for make in (*first, *makers, SameLengthDecoder):
@@ -436,17 +448,17 @@ def choose_decoder(model: nn.Module, first: Sequence[Callable[[nn.Module], Decod
     return RecomputeDecoder(model)
 
 
-def agrees(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
-    """Whether a decoder gives the model's own logits on short ragged batches and across its attention windows."""
-    return all(_agrees(make(model), RecomputeDecoder(model), _tolerance(model), n) for n in (0, *tried_lengths(model)))
+def agrees(make: Callable[[nn.Module], Decoder], model: nn.Module, in_turns: bool = False) -> bool:
+    """Whether a decoder gives the model's own logits on short ragged batches and across its attention windows.
 
-
-def agrees_in_turns(make: Callable[[nn.Module], Decoder], model: nn.Module) -> bool:
-    """Whether rows that begin with what was kept of others have the model's own logits; see `agrees`."""
-    return all(
-        _agrees(make(model), RecomputeDecoder(model), _tolerance(model), n, _later_turns)
-        for n in (0, *tried_lengths(model))
-    )
+    Args:
+        make: Makes the decoder.
+        model: A causal language model.
+        in_turns: Whether rows are tried that begin with what was kept of others, instead of rows that join and leave.
+    """
+    script, tolerance = _later_turns if in_turns else _joins_and_leaves, _tolerance(model)
+    lengths = (0, *tried_lengths(model))
+    return all(_agrees(make(model), RecomputeDecoder(model), tolerance, script, n) for n in lengths)
 
 
 def tried_lengths(model: Any) -> list[int]:
@@ -457,6 +469,7 @@ def tried_lengths(model: Any) -> list[int]:
     text = model.config.get_text_config()
     stated = [vars(text).get(name) for name in ("sliding_window", "attention_chunk_size")]
     lengths = sorted({n for n in (*stated, rotary_edge(model.config)) if isinstance(n, int) and n > 6})
+    # A trial of n tokens costs about n times the weights in multiplications.
     cost, longest = sum(p.numel() for p in model.parameters()), context_length(model)
     return [n for n in lengths if n * cost <= _TRIED_COST and (longest is None or n + 8 <= longest)]
 
@@ -491,19 +504,20 @@ def _agrees(
     decoder: Decoder,
     plain: Decoder,
     tolerance: float,
-    length: int = 0,
-    script: "Callable[[Decoder, Sequence[Prompt], bool], Iterator[Tensor]] | None" = None,
+    script: Callable[[Decoder, Sequence[Prompt], bool], Iterator[Tensor]],
+    length: int,
 ) -> bool:
     """Whether both decoders give the same logits, relative to their spread, on a script.
 
     One row begins shorter than ``length`` and grows beyond it.
     """
+    # Different lengths, so that a wrong mask or position changes logits.
     ragged: list[Prompt] = [(3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5, 8, 9, 7, 9)]
     if length:
         ragged[0] = tuple((3 * at + at * at) % 11 for at in range(length - 2))
     errors = []
     try:
-        ours, theirs = ((script or _joins_and_leaves)(each, ragged, decoder.joins) for each in (decoder, plain))
+        ours, theirs = (script(each, ragged, decoder.joins) for each in (decoder, plain))
         errors = [_separate(one, other) for one, other in zip(ours, theirs, strict=True)]
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
         return False
@@ -549,6 +563,7 @@ def _tolerance(model: Any) -> float:
 
 
 def _separate(found: Tensor, exact: Tensor) -> float:
+    # A constant added to all logits changes no probability.
     spread = exact - exact.mean(dim=-1, keepdim=True)
     return float((found - exact).norm() / spread.norm())
 

@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from gnomon.core.errors import ModelError
 from gnomon.core.progress import log_to, show_progress, use_progress
 from gnomon.models.place import DEFAULT, LAYOUT, MARKER, default_folder, is_prepared
-from gnomon.models.weights_check import Fit, refuse
+from gnomon.models.weights_check import Fit, no_report, refuse
 
 NAME = DEFAULT
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -64,7 +63,9 @@ def prepare_default() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{NAME}-") as made:
         whole = Path(made) / NAME
         whole.mkdir()
-        with show_progress(f"converting {NAME} to {folder}, once, about 20 s"), _silent():
+        # Standard error has bars of the gguf package, which transformers' own switch does not reach.
+        silent = contextlib.redirect_stderr(io.StringIO())
+        with show_progress(f"converting {NAME} to {folder}, once, about 20 s"), no_report(), silent:
             _convert(source, whole)
         _mark(whole, source)
         _publish(whole, folder)
@@ -105,25 +106,13 @@ def _mark(folder: Path, source: Path) -> None:
 
 
 def _publish(whole: Path, folder: Path) -> None:
-    if is_prepared(folder):
-        return
-    if folder.exists():
-        shutil.rmtree(folder)
-    whole.rename(folder)
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Suppress progress bars and warnings of the conversion."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(level)
+        whole.rename(folder)
+    except OSError:
+        # A folder is there: another process's, which may be read already, or the rest of a former layout.
+        if not is_prepared(folder):
+            shutil.rmtree(folder)
+            whole.rename(folder)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def resolve_device(asked: str = AUTO) -> torch.device:
     device(type='cpu')
     """
     check_device(asked)
+    # Called for its error: a wrong GNOMON_ATTENTION is said before a model is loaded.
     kernel_for(torch.device("cpu"))
     if asked == "cpu" or (asked == AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -73,6 +74,7 @@ def round_up(count: int, weight: Tensor) -> int:
     """
     if weight.device.type != "cpu" or weight.dtype == torch.float32 or count < 1:
         return count
+    # The power of two at or below ``count``, over 32.
     multiple = max(_LEAST_MULTIPLE, 1 << count.bit_length() - 1 >> _SHARE_BITS)
     return -(-count // multiple) * multiple
 

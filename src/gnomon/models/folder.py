@@ -25,6 +25,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.core.types import Message
 from gnomon.models.token_strings import first_line, parsed
+from gnomon.models.weights_check import no_report
 
 # A model's generation config, so that what transformers reads is also what it writes.
 
@@ -40,12 +41,14 @@ def savable(generation_config: Any) -> tuple[Any, tuple[str, ...]]:
     message names are left out; token ids stay.
     """
     kept, dropped = copy.deepcopy(generation_config), list[str]()
+    # transformers names one group of wrong fields at a time, so it is asked until it has none left.
     while (said := _refusal(kept)) is not None:
         named = [
             name for name in _LISTED.findall(said) or _NAMED.findall(said) if getattr(kept, name, None) is not None
         ]
         # A number of answers needs do_sample, which is not at fault where both are named.
         wrong = [name for name in named if name != "do_sample"] or named
+        # A refusal that names no field: only token ids are kept, which decide where an answer ends.
         if not wrong:
             ids = {name: value for name in _IDS if (value := getattr(kept, name, None)) is not None}
             return type(kept)(**ids), tuple(sorted(vars(kept).keys() - ids.keys()))
@@ -67,16 +70,11 @@ def moved(config: Any, generation_config: Any) -> None:
 
 
 def _refusal(generation_config: Any) -> str | None:
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        generation_config.validate(strict=True)
+        with no_report():
+            generation_config.validate(strict=True)
     except (ValueError, TypeError) as error:
         return str(error)
-    finally:
-        logging.set_verbosity(level)
     return None
 
 
@@ -128,6 +126,7 @@ def check_json(path: Path) -> None:
         for name, value in pairs:
             if name in made and made[name] != value:
                 raise ModelError(f"'{path}' has {name} twice, {made[name]!r} and {value!r}; remove the wrong one")
+            # NaN is the only value that differs from itself; Python's JSON reader accepts it, though JSON has none.
             if value != value:
                 raise ModelError(f"'{path}' has {name} = NaN; write a number")
             made[name] = value
@@ -159,6 +158,7 @@ def belongings_of(folder: Path | None, with_code: bool = False) -> Belongings:
     for path in () if folder is None else _candidates(folder, with_code):
         name = path.relative_to(folder).as_posix() if folder is not None else path.name
         with parsed(f"'{path}' cannot be read"):
+            # A link out of the folder could carry a file of this machine into a checkpoint that is published.
             if not _stays_inside(path, folder) or path.stat().st_size > room or len(files) == _MOST_FILES:
                 left_out.append(name)
                 continue
@@ -188,6 +188,7 @@ def _stays_inside(path: Path, folder: Path | None) -> bool:
     if folder is None:
         return False
     root = real_path(folder)
+    # The hub's cache has links from snapshots/COMMIT to blobs.
     allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     return any(real_path(path).is_relative_to(place) for place in allowed)
 
@@ -245,6 +246,8 @@ def render(
     is_drawn = any(name in text for name in DRAWS)
     try:
         with (
+            # The limit is of the whole process, so it can hold only before a model is loaded; a template that passed
+            # once is trusted.
             nullcontext() if template in _tried else _little_memory(),
             _same_draws(str((plain, tools, switches))) if is_drawn else nullcontext(),
         ):
@@ -273,6 +276,8 @@ def render(
             "(chat_template.jinja or tokenizer_config.json)"
         ) from error
     except TemplateError as error:
+        # `raise_exception` in a template raises a plain TemplateError; its subclasses are faults of the template
+        # itself.
         if type(error) is not TemplateError:
             raise _failed(roles, error) from error
         raise ConfigError(
@@ -316,6 +321,7 @@ def check_template(backend: Any) -> None:
     """
     template = backend.chat_template
     for text in template.values() if isinstance(template, Mapping) else [template]:
+        # jinja computes constant expressions while it compiles, where no limit holds: 9**9**9 would never end.
         for part in _parts(str(text)):
             is_large = part[1] == "integer" and int(part[2].replace("_", ""), 0) > _LARGEST
             if part[1:] == ("operator", "**") or is_large:
@@ -358,6 +364,7 @@ def _within_bounds(work: Callable[[], str]) -> str:
         return line
 
     def call(frame: FrameType, event: str, given: Any) -> Any:
+        # Only lines of templates are traced; tracing transformers' own code would make a rendering many times slower.
         return line if frame.f_code.co_filename == "<template>" else None
 
     before = sys.gettrace()
@@ -376,6 +383,7 @@ def _little_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # The first number of statm is the size of the address space in pages, which is what RLIMIT_AS bounds.
     bound = int(sizes.read_text().split()[0]) * resource.getpagesize() + _ROOM
     bound = bound if soft == resource.RLIM_INFINITY else min(bound, soft)
     resource.setrlimit(resource.RLIMIT_AS, (bound, hard))

@@ -5,6 +5,7 @@ ignored silently. So every argument is looked up in the signature first.
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,6 +38,12 @@ def body_of(model: Any) -> Any:
     return body if inner is None else inner
 
 
+def ends_of(model: Any) -> Iterator[nn.Module]:
+    """Yield a model's embedding and head, those that it has."""
+    found = (model.get_input_embeddings(), model.get_output_embeddings())
+    return (end for end in found if end is not None)
+
+
 def cache_name(names: frozenset[str]) -> str | None:
     """Return the cache's name among these arguments; None if the model takes no cache.
 
@@ -59,11 +66,12 @@ def checked_arguments(module: nn.Module, names: frozenset[str], arguments: dict[
             f"{', '.join(repr(name) for name in lost)}, so it would be lost; it takes {', '.join(sorted(names))}"
         )
     # Some models read use_cache from **kwargs without naming it.
-    known = names | {"use_cache"} if _takes_more(module) else names
+    known = names | {"use_cache"} if takes_more(module) else names
     return {name: value for name, value in arguments.items() if name in known}
 
 
-def _takes_more(module: nn.Module) -> bool:
+def takes_more(module: nn.Module) -> bool:
+    """Whether a module takes arguments that it does not name, as newer transformers models do for their layers."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from gnomon.models.attention import use_own_attention
 from gnomon.models.packed_attention import has_triton
-from gnomon.models.slow import fell
+from gnomon.models.slow import warn_slow
 
 VARIABLE = "GNOMON_NATIVE"
 _GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
@@ -60,7 +60,7 @@ def _compiles(device: torch.device) -> bool:
         _compiled(nn.functional.silu)(given).sum().backward()
     except Exception as error:  # whatever a compiler or a driver raises
         why = f"{type(error).__name__}: {error}"[:300]
-        fell("kernel", "a fused norm", device=device, why=why, variable=VARIABLE)
+        warn_slow("kernel", "a fused norm", device=device, why=why, variable=VARIABLE)
         return False
     return True
 
@@ -68,12 +68,14 @@ def _compiles(device: torch.device) -> bool:
 def fuse(model: Any) -> None:
     """Replace the parts, on whatever device the model is; rotary positions of tensors on a GPU alone."""
     for module in model.modules():
+        # A module that has a forward of its own was changed before, here or by a hook.
         made = None if "forward" in vars(module) else _fused(module)
         if made is not None:
             module.forward = MethodType(made, module)
     for file in {type(module).__module__ for module in model.modules()}:
         names = vars(sys.modules[file])
         if callable(own := names.get(_ROTARY)) and not isinstance(own, _Rotary):
+            # A function of the model's file, not a module, so it is replaced in the file for all models of this class.
             names[_ROTARY] = _Rotary(own)
 
 
@@ -92,6 +94,7 @@ def _fused(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Beyond the limit torch runs the function as it is.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_FORMS)
     return torch.compile(function, dynamic=True)
 
@@ -128,6 +131,7 @@ def _product(activation: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _adapted(module: Any, hidden: Tensor) -> Tensor:
     names = [name for name in module.active_adapters if name in module.lora_A]
+    # peft's own code computes what is not a plain, active, float32 adapter.
     is_whole = module.disable_adapters or module.merged or module.lora_variant
     if is_whole or any(module.lora_A[name].weight.dtype == hidden.dtype for name in names):
         whole: Tensor = type(module).forward(module, hidden)

@@ -117,6 +117,7 @@ class GgufModel:
         for opened, name, there, kind in placed:
             shape = opened.get_slice(name).get_shape()
             size = math.prod(gguf.quants.quant_shape_to_byte_shape(shape, kind))
+            # The header lists all tensors before the first one's data, so no two weights need be in memory at once.
             writer.add_tensor_info(there, shape, np.dtype(np.float32), size, raw_dtype=kind)
         try:
             writer.write_header_to_file()
@@ -131,6 +132,7 @@ class GgufModel:
     def _write_settings(self, writer: Any) -> None:
         config, heads = self.config, self.config["num_attention_heads"]
         wide = config.get("head_dim") or config["hidden_size"] // heads
+        # Before transformers 5, the base of the rotary positions stood in the config itself.
         rope = config.get("rope_parameters") or config
         writer.add_name(self.folder.name)
         writer.add_vocab_size(config["vocab_size"])
@@ -153,6 +155,7 @@ class GgufModel:
         kinds = {t["id"]: gguf.TokenType.CONTROL if t["special"] else gguf.TokenType.USER_DEFINED for t in added}
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.split)
+        # A vocabulary may be padded: llama.cpp wants a text for every row of the embedding.
         writer.add_token_list([texts.get(n, f"[PAD{n}]") for n in range(size)])
         unused = {n: gguf.TokenType.UNUSED for n in range(size) if n not in texts}
         writer.add_token_types([kinds.get(n, unused.get(n, gguf.TokenType.NORMAL)) for n in range(size)])
@@ -166,6 +169,7 @@ class GgufModel:
         kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
         names = gguf.get_tensor_name_map(kind, self.config["num_hidden_layers"])
         for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            # GGUF's readers use the embedding for a head that is not there.
             if name == "lm_head.weight" and self.config.get("tie_word_embeddings"):
                 continue
             there = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -189,6 +193,7 @@ def _kind(gguf: Any, shape: Sequence[int], precision: str) -> Any:
     kinds = gguf.GGMLQuantizationType
     if len(shape) == 1:
         return kinds.F32
+    # q8_0 has blocks of 32 numbers of one row.
     return kinds.F16 if precision == "q8_0" and shape[-1] % 32 else kinds[precision.upper()]
 
 
@@ -210,6 +215,8 @@ def _begins(processor: Mapping[str, Any]) -> bool:
 
 def _split(vocabulary: Mapping[str, Any]) -> str | None:
     """Return llama.cpp's name of how a byte-level tokenizer splits texts; None where there is none."""
+    # A wrong name would split texts otherwise, and the model would read other tokens without a word; so anything
+    # unknown is refused.
     if (vocabulary.get("model") or {}).get("type") != "BPE" or vocabulary["model"].get("byte_fallback"):
         return None
     if (vocabulary.get("normalizer") or {"type": "NFC"}) != {"type": "NFC"}:

@@ -107,6 +107,7 @@ def scored(
     0.223144
     """
     count = len(hidden)
+    # Rows are padded, for on a CPU each new shape of a low-precision product costs time once and memory for good.
     missing = round_up(count, head.weight) - count
     ids, logprobs = (None, None) if top is None else top
     if missing:
@@ -163,6 +164,7 @@ def divergence(own: Tensor, other: Tensor, is_whole: bool) -> tuple[Tensor, Tens
     if is_whole:
         left = rest = torch.zeros_like(p[:, 0])
     else:
+        # Where the known tokens have all of the mass, 1 - sum p is rounding and its logarithm is anything.
         left = (1 - p.sum(1)).clamp(min=_REST)
         rest = left.log() - (1 - other.exp().sum(1)).clamp(min=_REST).log()
     return (p * f).sum(1) + left * rest, rest, p * (f - rest[:, None])
@@ -192,6 +194,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             own = None if ids is None else logits.gather(1, ids[chunk].long()).float() / temperature
             _reduce(logits, targets[chunk], found, temperature)
             if own is not None and others is not None and pushes is not None:
+                # (rows, K) logits less the log of the sum: log-probabilities.
                 own -= (largest[chunk] + total[chunk].log())[:, None]
                 is_whole = own.shape[1] >= len(weight)
                 kl[chunk], rest[chunk], pushes[chunk] = divergence(own, others[chunk], is_whole)
@@ -199,6 +202,8 @@ class _ChosenLogprobs(torch.autograd.Function):
                 ctx.kept = logits
         ctx.settings, ctx.sum = settings, sum_of(weight)
         ctx.set_materialize_grads(False)
+        # A few numbers a row instead of V logits; from largest and total the backward pass makes the probabilities
+        # again.
         ctx.save_for_backward(hidden, weight, bias, targets, largest, total, entropy, kl - rest, ids, pushes)
         return logprobs, entropy, kl
 
@@ -239,12 +244,15 @@ class _ChosenLogprobs(torch.autograd.Function):
                 slopes *= flattened
             if d_bias is not None:
                 d_bias[part] = slopes.sum(0, dtype=torch.float32)
+            # (W, rows) times (rows, d): the gradient of W rows of the head, complete, since all rows of the batch are
+            # here.
             if d_weight is not None:
                 torch.mm(slopes.T, hidden, out=d_weight[part])
             elif added is not None:
                 add_gradient(added[part], is_new, slopes, hidden)
             if for_hidden:
                 product = slopes @ weight[part]
+                # (rows, d): each part of the vocabulary adds its share.
                 d_hidden = product if d_hidden is None else d_hidden.add_(product)
         return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias, None, None
 
@@ -269,6 +277,7 @@ def _reduce(logits: Tensor, targets: Tensor, found: _Found, temperature: float) 
 
 
 def _results(logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> _Found:
+    # Float32 before anything else: exp and log of bfloat16 would leave two or three digits.
     wide = logits.float() / temperature
     largest = wide.amax(1)
     shifted = wide - largest[:, None]
@@ -307,6 +316,7 @@ def _add_at(slopes: Tensor, first: int, tokens: Tensor, values: Tensor) -> None:
     """Add ``values`` Float[N K] at ``tokens`` Int[N K] to the slopes Float[N W] of the tokens from ``first`` on."""
     places = tokens - first
     is_here = (places >= 0) & (places < slopes.shape[1])
+    # Tokens of other parts of the vocabulary add 0 to a column at the edge.
     slopes.scatter_add_(1, places.clamp_(0, slopes.shape[1] - 1), torch.where(is_here, values, 0.0).to(slopes.dtype))
 
 

@@ -31,6 +31,7 @@ class HfNames:
 
     def __init__(self, model: str, trust_remote_code: bool = False) -> None:
         shape = TINY_MODELS.get(model)
+        # Only names and shapes are needed.
         with torch.device("meta"):
             self._empty: Any = (
                 tiny_model(0, shape)

@@ -48,6 +48,7 @@ def check_account(repository: str, private: bool) -> None:
     if get_token() is None:
         raise ConfigError(f"an upload to {repository} needs a token of the hub; {_TOKEN}, {dry}")
     try:
+        # Asked before a model is exported, which takes long and would be for nothing.
         said = HfApi().whoami()
     except Exception as error:
         raise ConfigError(f"{constants.ENDPOINT} does not take the token: {first_line(error)}; {_TOKEN}") from error
@@ -85,6 +86,7 @@ def upload(folder: Path, repository: str, private: bool, message: str) -> str:
 
     try:
         address = HfApi().create_repo(repository, private=private, exist_ok=True)
+        # One commit: a reader never sees a half of the files.
         HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=_REPLACED)
     except Exception as error:
         # The boundary of the hub's library: whatever it raises, the model is still in the run.

@@ -87,6 +87,7 @@ class AlignedLayer(DynamicLayer):
         if self.keys is None or self.values is None:
             self.keys = self._empty(key_like, self.frame)
             self.values = self._empty(value_like, self.frame)
+            # By this flag transformers tells a cache in use from an empty one.
             self.is_initialized = True
         return self.keys, self.values
 
@@ -142,12 +143,13 @@ class AlignedCache(Cache):
         Make at least ``room`` further columns available.
         """
         news = [n for p, count in zip(prefixes, counts, strict=True) for n in [_positions(p)] * count]
-        self._make_room(len(self.lengths) + len(news), max(news, default=0), room)
+        self._make_room_for(news, room)
         at = self.frame.rows
         for prefix, count in zip(prefixes, counts, strict=True):
+            # A prefix of no position has no layers.
             for layer, (key, value) in zip(self.aligned, prefix or (), strict=False):
                 keys, values = layer.buffers(key[None], value[None])
-                used = slice(self.frame.end - key.shape[1], self.frame.end)
+                used = self._columns(key.shape[1])
                 keys[at : at + count, :, used] = key
                 values[at : at + count, :, used] = value
             at += count
@@ -157,6 +159,7 @@ class AlignedCache(Cache):
     def leave(self, slot: int) -> None:
         """Remove the row at ``slot``; the last row takes its place."""
         last = self.frame.rows - 1
+        # Rows stay dense: steps compute the first R rows of the buffers, so a hole would be computed too.
         if slot != last:
             used = slice(self.frame.start, self.frame.end)
             for buffer in (b for layer in self.aligned for b in (layer.keys, layer.values) if b is not None):
@@ -167,8 +170,8 @@ class AlignedCache(Cache):
 
     def read(self, slot: int, first: int) -> Prefix:
         """Return a copy of a row's keys and values from position ``first`` on."""
-        columns = slice(self.frame.end - self.lengths[slot] + first, self.frame.end)
-        return [layer.read(slot, columns) for layer in self.aligned]
+        own = self._columns(self.lengths[slot])
+        return [layer.read(slot, slice(own.start + first, own.stop)) for layer in self.aligned]
 
     def release(self) -> None:
         """Free the buffers, unless there are rows in them."""
@@ -183,6 +186,7 @@ class AlignedCache(Cache):
         """Return position ids Int[R 1] and the attention mask Int[R columns + 1] of the step that comes."""
         self._make_room(self.frame.rows, 0, room)
         lengths = torch.tensor(self.lengths)[:, None]
+        # Distance of each column to the one that comes; a row of length n sees the columns at most n before it.
         columns = torch.arange(self.frame.end - self.frame.start, -1, -1)
         return lengths, (columns[None] <= lengths).long()
 
@@ -207,10 +211,19 @@ class AlignedCache(Cache):
         for layer in self.aligned:
             if layer.keys is not None:
                 heads = layer.keys.shape[1]
+                # (B, heads, C), flat over (row, head, column) of the buffer.
                 at = (rows[:, None] * heads + torch.arange(heads)[:, None]) * frame.columns + columns[:, None]
                 layer.gather(len(lengths), at.flatten(), used)
         self.lengths = list(lengths)
         self._fit()
+
+    def _columns(self, length: int) -> slice:
+        """Return the columns of a row of so many positions."""
+        return slice(self.frame.end - length, self.frame.end)
+
+    def _make_room_for(self, news: Sequence[int], room: int) -> None:
+        """Make room for further rows of these lengths, and for ``room`` further columns."""
+        self._make_room(len(self.lengths) + len(news), max(news, default=0), room)
 
     def _fit(self) -> None:
         self.frame.rows = len(self.lengths)
@@ -219,6 +232,7 @@ class AlignedCache(Cache):
     def _make_room(self, rows: int, longest: int, room: int, more: int = 1) -> None:
         """Make room for ``rows`` rows, a prefix of ``longest`` positions, and ``more`` columns (at most 64)."""
         now = self.frame
+        # Without rows the end may be anywhere; here no column before the longest prefix is wasted.
         if not self.lengths:
             now.start = now.end = longest
         fits = rows <= now.capacity and longest <= now.end <= now.columns - more
@@ -226,6 +240,8 @@ class AlignedCache(Cache):
             return
         used = now.end - now.start
         end = max(used, longest)
+        # Buffers about double as rows grow, but not beyond what the rows may still need: copies cost as much as a few
+        # steps, and unused columns memory.
         columns = max(now.columns, end + max(_LEAST_ROOM, min(room, max(end, 4 * _LEAST_ROOM))))
         made = Frame(now.rows, end - used, end, max(rows, now.capacity), columns)
         for layer in self.aligned:
@@ -238,6 +254,7 @@ class StateLayer(LinearAttentionLayer):
 
     def like(self, other: Any) -> None:
         """Take over what transformers notes of a layer that has computed."""
+        # What transformers notes at a layer's first pass decides how the next one updates the states.
         for name in _TOLD:
             vars(self)[name] = copy(vars(other)[name])
         self.dtype, self.device = other.dtype, other.device

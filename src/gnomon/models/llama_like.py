@@ -29,6 +29,7 @@ def is_standard(model: Any) -> bool:
     return (
         not model.training
         and all(_is_known(m) for m in model.modules())
+        # One type, device and precision for all parameters: the C functions take no mixtures.
         and len(kinds) == 1
         and next(iter(kinds))[:2] == (nn.Parameter, "cpu")
         and attends_fully(model)

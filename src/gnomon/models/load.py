@@ -78,6 +78,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> None:
     """
     if name in TINY_MODELS:
         return
+    # Only the package is looked for: converting the default model takes 20 s, and a check must not.
     if name == default.NAME:
         if not is_prepared(default_folder()):
             default.weights_file()
@@ -109,12 +110,11 @@ def check_weights(name: str, trust_remote_code: bool = False) -> tuple[str, ...]
 
     Raises:
         ModelError: As `check_model` does; or if weights are missing, of another shape or dtype, quantized, not finite,
-            all
-            zero, tied only by the config, or without a place in the model.
+            all zero, tied only by the config, or without a place in the model.
     """
     said, found = check_headers(name, trust_remote_code)
     if sum(file.stat().st_size for file in {header.file for header in found.values()}) <= _SMALL_BYTES and found:
-        _from_pretrained(_place(name), torch.float32, trust_remote_code)
+        _from_pretrained(place_of(name), torch.float32, trust_remote_code)
     return said
 
 
@@ -122,6 +122,7 @@ def check_headers(name: str, trust_remote_code: bool = False) -> tuple[tuple[str
     """Do `check_weights` by headers alone; return remarks and headers. Raises as `check_weights` does."""
     check_model(name, trust_remote_code)
     folder = None if name in TINY_MODELS else local_folder(name)
+    # Nothing to read yet: a model that is built in code, or one of the hub that is not in the cache.
     if folder is None or not weight_files(folder):
         return (), {}
     found = headers(folder)
@@ -152,7 +153,7 @@ def load_model(
     """
     check_headers(name, trust_remote_code)
     shape = TINY_MODELS.get(name)
-    model = tiny_model(0, shape, dtype) if shape else _from_pretrained(_place(name), dtype, trust_remote_code)
+    model = tiny_model(0, shape, dtype) if shape else _from_pretrained(place_of(name), dtype, trust_remote_code)
     if lora is not None:
         model = adapt(model, lora, _base(name))
         model = model if lora.quantized is None else quantize(model, lora.quantized, device)
@@ -175,7 +176,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Tokenizer:
     if name in TINY_MODELS:
         return tiny_tokenizer(TINY_MODELS[name])
     check_model(name, trust_remote_code)
-    return read_tokenizer(_place(name), trust_remote_code)
+    return read_tokenizer(place_of(name), trust_remote_code)
 
 
 def read_tokenizer(place: str, trust_remote_code: bool = False) -> Tokenizer:
@@ -241,6 +242,7 @@ def model_writer(
     written, generation = copy.deepcopy(config), copy.deepcopy(generation_config)
     if generation is not None:
         moved(written, generation)
+    # A loader takes its precision from the config, so the config must state that of the tensors.
     written.dtype = next(tensor.dtype for tensor in forms.values() if tensor.is_floating_point())
     # An empty model knows its tied weights, and how its names are spelled on disk.
     empty = empty_model(written)
@@ -260,10 +262,11 @@ def model_config(name: str, trust_remote_code: bool = False) -> Any:
         ModelError: As `check_model` does.
     """
     check_model(name, trust_remote_code)
-    return _read_config(_place(name), trust_remote_code)
+    return _read_config(place_of(name), trust_remote_code)
 
 
-def _place(name: str) -> str:
+def place_of(name: str) -> str:
+    """Return from where transformers loads a model: the path of its folder, or its name on the hub."""
     if name == default.NAME:
         return str(default.prepare_default())
     folder = Path(name).expanduser()
@@ -274,7 +277,7 @@ def local_folder(name: str) -> Path | None:
     """Return the model's folder on this machine: given, built in, or in the local hub cache; else None."""
     from huggingface_hub import try_to_load_from_cache
 
-    place = Path(_place(name))
+    place = Path(place_of(name))
     if place.is_dir():
         return place
     found = try_to_load_from_cache(name, "config.json")
@@ -293,6 +296,8 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
         )
         for part in (config, config.get_text_config()):
             for name, value in _OUTPUTS.items():
+                # With tuples or further outputs, code that reads `.logits` and `.last_hidden_state` would fail or
+                # waste memory.
                 if getattr(part, name, value) != value:
                     setattr(part, name, value)
         return config
@@ -300,6 +305,7 @@ def _read_config(place: str, trust_remote_code: bool, local_files_only: bool = F
 
 def _hub_config(name: str, trust_remote_code: bool) -> Any:
     """Return the config from the local hub cache, or from the hub if it answers."""
+    # A config in the cache is used without asking the hub, so that a run starts offline.
     is_kept = check_hub(name)
     try:
         return _read_config(name, trust_remote_code, local_files_only=is_kept)
@@ -332,10 +338,12 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
         try:
             model, loading = load(attn_implementation="eager" if is_bounded else "sdpa")
         except ValueError as error:
+            # An architecture without SDPA is loaded with the attention that it has.
             if "scaled_dot_product_attention" not in str(error):
                 raise
             model, loading = load()
     refuse(Fit.of(loading), place)
+    # transformers unties a head silently where the files hold two different weights, although the config ties them.
     for target, source in empty_model(model.config, trust_remote_code).all_tied_weights_keys.items():
         if target not in model.all_tied_weights_keys:
             raise ModelError(contradiction(place, target, source))

@@ -21,7 +21,7 @@ from gnomon.models.forward import accepted, body_of, checked_arguments
 from gnomon.models.head import chunk_for, divergence, likeliest, scored
 from gnomon.models.prefix import Packed
 from gnomon.models.routing import Routing, pad_experts, routed
-from gnomon.models.slow import fell
+from gnomon.models.slow import warn_slow
 from gnomon.models.token_strings import parsed
 
 
@@ -113,7 +113,7 @@ class TokenScorer:
         self._end = _end_of(self.model)
         self.is_split = self._end is not None
         if not self.is_split:
-            fell("row by row", type(model).__name__)
+            warn_slow("row by row", type(model).__name__)
         self.shares_prompts = self.is_split and self._backbone.can_share()
         self._names = accepted(model)
         self._edge = rotary_edge(model.config)
@@ -183,6 +183,7 @@ class TokenScorer:
             at = which.nonzero()[:, 0]
             if not len(at):
                 continue
+            # Rows up to the edge are cut there, or padding beyond it would give them the long rows' rotary table.
             part = asked.cut(at, width)
             own = None if routing is None else routing.of_rows(at, width)
             found = self._scored(part, temperature, with_entropy, own, shares)
@@ -218,6 +219,7 @@ class TokenScorer:
         top = None if asked.top is None else TopLogprobs(*(part[rows, columns] for part in asked.top))
         if self.is_split and self._end is not None:
             scale, bound = self._end
+            # A model that multiplies its logits by s is one that divides them by 1 / s: one divisor does both.
             warmth = temperature / scale
             hidden = self._hidden(asked, predicting, routing, shares)
             computed, experts = hidden.states.shape[0] * hidden.states.shape[1], hidden.experts
@@ -230,6 +232,7 @@ class TokenScorer:
             computed = tokens.numel()
             how = (temperature, with_entropy, top)
             found, experts, own = self._whole(tokens, predicting, targets, how, routing)
+        # Scattered back into (B, T): exact zeros where the mask is false.
         blank = torch.zeros(mask.shape, dtype=found[0].dtype, device=mask.device)
         logprobs, entropy, kl = (blank.index_put((rows, columns), values) for values in found)
         kept = _put(self._blank_top(mask), (rows, columns), own)
@@ -248,6 +251,8 @@ class TokenScorer:
         tokens = asked.tokens
         replayed = None if routing is None else routing.experts
         packed = self._packed(tokens, asked.prompt_lengths, where) if shares else None
+        # Rows with one prompt may have been routed differently there; then the prompt has no single hidden state to
+        # share.
         placed = None if packed is None or replayed is None else packed.place(replayed)
         if packed is None or (replayed is not None and placed is None):
             with routed(self.model, routing) as recorder:
@@ -285,6 +290,7 @@ class TokenScorer:
             own = routing and routing.of(row, sequence.shape[1])
             known = None if top is None else TopLogprobs(*(part[mine] for part in top))
             arguments = (sequence, predicting[mine], targets[mine], (temperature, entropy, known), own)
+            # The logits [1, T, V] of one row exist at a time: the backward pass computes them again.
             if torch.is_grad_enabled():
                 scores = checkpoint(self._one_row, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -305,12 +311,14 @@ class TokenScorer:
         routing: Routing | None,
     ) -> tuple[Any, ...]:
         temperature, entropy, top = how
+        # Logits of the prompt are not asked for: nothing is trained there.
         first = int(predicting.min())
         wanted = {"logits_to_keep": sequence.shape[1] - first, "use_cache": False}
         with routed(self.model, routing) as recorder:
             known = checked_arguments(self.model, self._names, wanted)
             logits = self.model(input_ids=sequence, **known).logits[0]
         experts = None if recorder is None else recorder.experts(sequence.shape[1])
+        # A model that cannot keep only the last logits returns those of all positions.
         offset = first if self._keeps else 0
         log_policy = (logits[predicting - offset].float() / temperature).log_softmax(-1)
         chosen = log_policy.gather(1, targets[:, None])[:, 0]
@@ -339,6 +347,7 @@ def _end_of(model: Any) -> tuple[float, float | None] | None:
     head, body = model.get_output_embeddings(), body_of(model)
     if type(head) is not nn.Linear or body is model:
         return None
+    # A ramp shows scaling and bounding at once: a product keeps it straight, a tanh bends it at its ends.
     ramp = torch.linspace(-100.0, 100.0, head.out_features).to(head.weight)
     given: list[Tensor] = []
 
@@ -355,6 +364,7 @@ def _end_of(model: Any) -> tuple[float, float | None] | None:
         finally:
             hook.remove()
         hidden = own_states(model, tokens)
+    # The head is called once, on the backbone's output itself, and every logit is one of its outputs.
     if len(given) != 1 or not torch.equal(given[0], hidden) or logits.shape[-1] != ramp.numel():
         return None
     found, exact = logits.float(), ramp.float()

@@ -54,7 +54,9 @@ def merged(weight: Adapted) -> Tensor:
     up, down = (t.detach().to(there, torch.float64) for t in (weight.up, weight.down))
     if not bool(up.isfinite().all() & down.isfinite().all()):
         return torch.full_like(weight.base, math.nan)
+    # A product of two numbers of b bits has 2 b, and a sum of r products log2(r) more: 2 b + log2(r) <= 53.
     bits = min(_FLOAT_BITS, (_EXACT_BITS - math.ceil(math.log2(max(1, up.shape[1])))) // 2)
+    # up: (outputs, rank), a unit for each row; down: (rank, inputs), a unit for each column.
     up, down = _whole(up, 1, bits), _whole(down, 0, bits)
     if weight.is_transposed:
         up, down = down.T, up.T
@@ -188,6 +190,7 @@ def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Mod
                 f"({first_line(error)}); those that fit: {_fitting(model)}"
             ) from error
     for name, parameter in model.named_parameters():
+        # peft makes adapters in the model's precision, in which a step of 1e-6 would round away.
         if "lora_" in name:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
@@ -251,6 +254,8 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
         raise ModelError(f"'{folder / _CONFIG}' is no adapter's config: {error!r}") from error
     if wrong:
         raise ModelError(f"'{folder / _CONFIG}': {'; '.join(wrong)}")
+    # Anything that changes what an adapter computes is refused; a setting that peft adds later is taken for one if it
+    # is switched on.
     special = [said for key, said in _PLAIN_ONLY.items() if config.get(key)]
     others = config.keys() - _PLAIN_ONLY.keys() - _PLAIN_TOO
     special += [f"{key} = {str(config[key])[:40]}" for key in sorted(others) if _is_a_way(config[key])]
@@ -264,8 +269,10 @@ def read_adapter_config(folder: Path) -> tuple[str, dict[str, Any]]:
             f"the adapter '{folder}' has {', '.join(special)}, and plain LoRA adapters are read; merge it into its "
             "base model (peft: merge_and_unload) and give that folder"
         )
+    # rsLoRA scales by alpha / sqrt(rank); this alpha gives the same factor as alpha / rank.
     if config.get("use_rslora"):
         alpha *= math.sqrt(rank)
+    # A pattern, or modules chosen by layer, become the list of the modules that the file has weights for.
     if not isinstance(targets, list) or config.get("exclude_modules") or config.get("layers_to_transform") is not None:
         targets = sorted({key.rpartition(".lora_")[0].removeprefix(_PREFIX) for key in _tensors(folder)})
     settings = {"rank": rank, "alpha": alpha, "targets": sorted(targets), "adapter": str(folder)}
@@ -315,9 +322,11 @@ def adapter_writer(model: Any, tensors: Mapping[str, Tensor]) -> Callable[[Path]
     Returns:
         The writer; None where an adapter changes a stack of experts, for which peft's form differs by version.
     """
+    # A wrapper around a wrapper: peft's way to adapt two stacked tensors of one module.
     if any(".base_layer.lora_" in name for name in tensors):
         return None
     config = copy.deepcopy(model.peft_config[_ADAPTER])
+    # As peft saves an adapter: a loader does not train by default.
     config.inference_mode = True
     named = {_saved_name(name): tensor.cpu() for name, tensor in tensors.items()}
     trained_on = {"format": "pt", _BASE: kind_of(model) or "unquantized"}
@@ -391,6 +400,7 @@ def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
             )
         weight = getattr(modules.get(place), "weight", None)
         rows, columns = (0, 0) if weight is None else weight.shape
+        # GPT-2's Conv1D stores (inputs, outputs).
         if weight is not None and any(_is_conv1d(kind) for kind in type(modules[place]).__mro__):
             rows, columns = columns, rows
         if tuple(tensor.shape) != ((plan.rank, columns) if which == "A.weight" else (rows, plan.rank)):
@@ -419,6 +429,7 @@ def misfits(model: nn.Module) -> dict[str, str]:
         )
         if type(module).forward is not plain.forward:
             found[name] = "computes in a way of its own"
+        # Mamba's parameters; its fused kernels take these layers' weights as tensors.
         elif last in _FUSED and hasattr(modules[parent], "A_log") and hasattr(modules[parent], "D"):
             found[name] = "is read by kernels that pass an adapter by"
     return found
@@ -483,6 +494,7 @@ def check_targets(model: nn.Module, plan: LoraConfig) -> None:
         return
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     for target in plan.targets:
+        # peft's own rule for names of modules.
         chosen = [(n, m) for n, m in model.named_modules() if n == target or n.endswith(f".{target}")]
         if not chosen:
             names = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
@@ -519,6 +531,7 @@ def check_rank(model: nn.Module, plan: LoraConfig) -> str | None:
         and name not in bad
         and (module is not head if plan.is_everything else any(f".{name}".endswith(f".{t}") for t in plan.targets))
     }
+    # B A has at most the rank of the smaller side of the weight.
     narrow = sorted({name.rpartition(".")[2] for name, side in sides.items() if side < plan.rank})
     if not narrow:
         return None
@@ -545,7 +558,7 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` in the names of the plain Hugging Face model, adapters merged; see `parts`.
 
-    A merged weight is W + scale * B A computed in float32 and given in W's precision (`merging.merged`).
+    A merged weight is W + scale * B A computed in float32 and given in W's precision (`merged`).
     """
     return whole(parts(model))
 
@@ -595,6 +608,7 @@ def sources(model: nn.Module) -> dict[str, Source]:
             add(plain_name(name), parameter, parameter.detach)
     for name, layer in layers_of(model):
         add(f"{plain_name(name)}.weight", layer, partial(getattr, layer, "weight"))
+    # Buffers outside of the state (rotary tables) are computed from the config and belong to no file.
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in kept:
@@ -625,6 +639,7 @@ def _adapted(layer: Any, weight: Tensor) -> Tensor | Adapted:
     base = weight.detach()
     if isinstance(layer, ParamWrapper):
         with torch.no_grad():
+            # (experts, outputs, inputs): peft has one low-rank pair an expert, and gives their products stacked.
             stacked: Tensor = base.float() + layer.get_delta_weight(_ADAPTER).float()
             return stacked.to(weight.dtype)
     down, up = layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()

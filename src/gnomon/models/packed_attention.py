@@ -33,7 +33,7 @@ from gnomon.models.cpu.prefix_attention import (
     altered_attention,
     branched_attention,
 )
-from gnomon.models.slow import fell
+from gnomon.models.slow import warn_slow
 
 Given = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -85,7 +85,7 @@ def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[in
         return False
     why = _fault(kernel, device, dtype, heads)
     if why:
-        fell("kernel", f"{kernel} attention", device=device, why=why, variable=VARIABLE)
+        warn_slow("kernel", f"{kernel} attention", device=device, why=why, variable=VARIABLE)
     return not why
 
 
@@ -93,7 +93,9 @@ def works(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[in
 def _fault(kernel: str, device: torch.device, dtype: torch.dtype, heads: tuple[int, int, int]) -> str:
     """Return why a kernel cannot be used; "" where it can."""
     try:
+        # The first use may be in an engine's thread under inference mode, and the trial needs gradients.
         with torch.inference_mode(False), torch.enable_grad():
+            # With and without a window: models have layers of both kinds.
             off = max(distance(kernel, device, dtype, heads, Alteration(w)) for w in (None, _TRIED_WINDOW))
         return f"it is {off:.2g} from the reference" if not off <= _OFF[dtype] else ""
     except Exception as error:  # whatever a compiler or a driver raises
@@ -113,6 +115,7 @@ def distance(
         heads: Heads of queries, of keys, and their size.
         altered: Of the scores; sinks have a gradient too.
     """
+    # varlen knows no shared prompt.
     spans = _TRIED if kernel != "varlen" else _TRIED[1:]
     layout = PrefixLayout([*spans], _TRIED_POSITIONS)
     generator = torch.Generator().manual_seed(0)
@@ -154,6 +157,7 @@ def attend_packed(given: Given, layout: PrefixLayout, scale: float, altered: Alt
     if kernel == "dense":
         return _dense(given, layout, scale, altered)
     rows, heads, length, size = given[0].shape
+    # (N L, H + 2 K, d): queries, keys and values of a position side by side, as `branched_attention` takes them.
     made = torch.cat([each.transpose(1, 2) for each in given], dim=2).flatten(0, 1)
     if altered.is_plain:
         return branched_attention(made, heads, layout, scale, altered.window).view(rows, length, heads, size)
@@ -164,6 +168,7 @@ def _dense(given: Given, layout: PrefixLayout, scale: float, altered: Alteration
     query, key, value = given
     rows, heads = query.shape[:2]
     mask = layout.once(("dense", altered.window), lambda: dense_mask(layout, rows, altered.window).to(query.device))
+    # The reference copies keys for each query head: slow, and plain to see.
     key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
     if altered.is_plain:
         return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)
@@ -195,6 +200,7 @@ def visible_pairs(layout: PrefixLayout, window: int | None = None, size: int = B
     own, low, end = (each.to(layout.device) for each in sight)
     first = torch.arange(0, layout.positions, size, device=layout.device, dtype=torch.int32)
     beyond = torch.arange(1, len(own) + 1, device=layout.device, dtype=torch.int32)
+    # Rows of padding behind the last position see nothing.
     beyond[layout.positions :] = 0
     many = max(1, _MOST_PAIRS // (size * len(first))) * size
     found = []
@@ -246,6 +252,7 @@ def block_mask(layout: PrefixLayout, window: int | None = None) -> Any:
     pairs = visible_pairs(layout, window)
     # The last blocks may be cut off; they are never visible whole, which costs nothing but a look at the mask.
     is_whole = pairs == BLOCK * BLOCK
+    # Blocks that are visible whole are computed without looking at the mask.
     partly, whole = (_ordered(each) for each in ((pairs > 0) & ~is_whole, is_whole))
 
     def sees(batch: Tensor, head: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -259,6 +266,7 @@ def block_mask(layout: PrefixLayout, window: int | None = None) -> Any:
 
 def _ordered(is_there: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many blocks of each row of Bool[n n] are there, and all of them, those first: Int32[1 1 n (n)]."""
+    # Stable, so that blocks are visited in their order in memory.
     order = is_there.int().argsort(dim=1, descending=True, stable=True)
     return is_there.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
 
@@ -284,8 +292,10 @@ def has_varlen() -> bool:
 def _varlen(given: Given, layout: PrefixLayout, scale: float, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    # Computed once for all layers: their spans are the same.
     edges, longest = layout.once("varlen", lambda: row_edges(layout))
     query, key, value = (each[0].transpose(0, 1) for each in given)
+    # varlen counts the positions before the query, of which it sees as many and itself.
     seen = (-1 if window is None else window - 1, 0)
     is_grouped = query.shape[1] != key.shape[1]
     out: Any = varlen_attn(

@@ -46,6 +46,7 @@ def check_place(name: str) -> Path:
         _check_folder(folder)
     elif is_there:
         raise ModelError(f"model '{name}' is a file; give the folder that holds config.json and the weights")
+    # A name of the hub has one slash at most, so this was meant as a path.
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model folder '{name}' does not exist (looked for {folder.absolute()})")
     return folder
@@ -162,6 +163,7 @@ def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; it holds: {_listing(folder)}")
     has_weights = any((folder / name).is_file() for name in FILES)
+    # A hub cache that was copied without its blobs has links that lead nowhere.
     gone = next((name for name in FILES if (folder / name).is_symlink() and not (folder / name).exists()), None)
     if not has_weights and gone is not None:
         raise ModelError(f"'{folder / gone}' is a link to '{(folder / gone).readlink()}', which is not there; copy it")

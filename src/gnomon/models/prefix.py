@@ -73,6 +73,7 @@ class Packed:
 
         None if rows disagree about their shared prompt, which then cannot be computed once.
         """
+        # Several rows write a shared prompt's positions; reading them back shows whether they agreed.
         to = (self.rows[self.is_placed], self.columns[self.is_placed])
         own = experts.cpu()[self.is_placed]
         placed = torch.full((*self.tokens.shape, *experts.shape[2:]), -1, dtype=experts.dtype)
@@ -108,9 +109,11 @@ def pack(
     if len(together) == tokens.shape[0] and not is_one_row:
         return None
     stem = common_beginning(together) if is_one_row and has_stem else 0
+    # Tokens of each group: its prompt without the stem, then all of its responses.
     widths = [len(p) - stem + sum(int(ends[r]) - len(p) for r in members) for p, members in together.items()]
     length = rounded(stem + sum(widths) if is_one_row else max(widths))
     shape = (1 if is_one_row else len(together), length)
+    # Where each group begins, in positions over all packed rows.
     firsts = accumulate(widths if is_one_row else [length] * len(widths), initial=stem)
     spans = list(_spans(together, ends, firsts, stem))
     into, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
@@ -146,6 +149,7 @@ def common_beginning(prompts: Collection[tuple[int, ...]]) -> int:
     """
     if len(prompts) < 2:
         return 0
+    # What the least and the greatest of sorted sequences begin with, all between them begin with too.
     least, most = min(prompts), max(prompts)
     return next((n for n, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
 
@@ -202,6 +206,7 @@ def pieces(prompt: int, responses: Sequence[int], max_tokens: int, crossing: flo
         if max(lengths) > max_tokens and count < len(responses):
             continue
         cost = sum(length + length**2 / crossing for length in lengths)
+        # The cost falls with the number of rows and then rises, so the first that is not cheaper ends the search.
         if cost >= least:
             break
         best, least = [row for row in rows if row], cost  # empty responses leave a row without members
@@ -341,6 +346,7 @@ class PrefixTree:
             at += shared
             node = self._split(found, shared) if at < len(tokens) and shared < len(found.tokens) else found
             node.used = self._clock
+        # Only the new positions are copied from the row: those before are in the tree already.
         if at < len(tokens):
             states, experts = read(at)
             made = _Node(tokens[at:], states, experts, node, used=self._clock)
@@ -359,6 +365,7 @@ class PrefixTree:
         while at < len(tokens) and (found := node.children.get(tokens[at])) is not None:
             shared = _common(found.tokens, tokens[at : at + len(found.tokens)])
             yield found, shared
+            # The sequence leaves the tree in the middle of this node.
             if shared < len(found.tokens):
                 return
             node, at = found, at + shared
@@ -367,6 +374,7 @@ class PrefixTree:
         """Cut a node in two, in memory of their own; return the part with the first positions."""
         assert node.parent is not None
         whole = len(node.tokens)
+        # Copies, since a view would keep the memory of both parts as long as either lives.
         upper, lower = (_own(*node.cut(*part)) for part in ((0, first), (first, whole)))
         front = _Node(node.tokens[:first], *upper, node.parent, {node.tokens[first]: node}, node.used)
         node.parent.children[node.tokens[0]] = front
@@ -413,6 +421,7 @@ class _BegunLayer(DynamicLayer):
 
     def _placed(self, new: Tensor, side: int) -> Tensor:
         rows, heads, _, size = new.shape
+        # Zeros and not empty: masked values are multiplied by 0, and 0 * NaN is NaN.
         placed = new.new_zeros(rows, heads, self._columns, size)
         for row, (pieces, count) in enumerate(zip(self._begun, self._news, strict=True)):
             end = self._columns - count

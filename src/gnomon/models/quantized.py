@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gnomon.core.errors import ConfigError
+from gnomon.models.forward import ends_of
 
 Kind = Literal["nf4", "int8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -83,6 +84,7 @@ class QuantizedLinear(nn.Module):
         size = _AT_ONCE if device.type == "cpu" else AT_ONCE_GPU
         parts = zip(self.codes.split(size // 2), self.scales.split(size // BLOCK), flat.split(size), strict=True)
         for codes, scales, place in parts:
+            # One look-up a byte gives both of its weights, as the parts of a complex number.
             values = torch.view_as_real(pairs.index_select(0, codes.int())).view(-1, BLOCK)
             place.copy_(values.mul_(scales[:, None]).view(-1)[: len(place)])
         return found
@@ -112,9 +114,11 @@ def _pairs(device: torch.device) -> Tensor:
 def _quantized(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """Return codes and scales Float32 of a weight: Int8[R C] and one a row, or UInt8[pairs] and one a block."""
     if kind == "int8":
+        # 127 and not 128, so that the codes are symmetric and zero stays zero.
         scales = weight.float().abs().amax(1) / 127
         return (weight.float() / scales.clamp_min(_LEAST)[:, None]).round_().to(torch.int8), scales
     table = torch.tensor(NF4, device=weight.device)
+    # A number belongs to the value on its side of the middle between two neighbors.
     edges = (table[1:] + table[:-1]) / 2
     found = list[tuple[Tensor, Tensor]]()
     for part in weight.reshape(-1).split(AT_ONCE_GPU):
@@ -145,7 +149,7 @@ def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def quantizable(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the plain linear layers between embedding and head by name, adapters and shared weights left out."""
-    ends = {id(module) for end in _ends(model) for module in end.modules()}
+    ends = {id(module) for end in ends_of(model) for module in end.modules()}
     uses = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
     return {
         name: module
@@ -186,7 +190,7 @@ def check_quantizable(model: nn.Module, kind: Kind) -> str | None:
     Raises:
         ConfigError: The message has the share that could be quantized.
     """
-    ends = {id(own) for end in _ends(model) for own in end.parameters()}
+    ends = {id(own) for end in ends_of(model) for own in end.parameters()}
     inner = {id(own): own.numel() for own in model.parameters() if own.ndim > 1 and id(own) not in ends}
     share = sum(layer.weight.numel() for layer in quantizable(model).values()) / max(1, sum(inner.values()))
     what = f"{share:.0%} of a {type(model).__name__}'s weights between embedding and head are in plain linear layers"
@@ -196,9 +200,3 @@ def check_quantizable(model: nn.Module, kind: Kind) -> str | None:
             "GPT-2's layers are no linear ones); leave lora.base out"
         )
     return None if share > 0.99 else f"lora.base = '{kind}' leaves some weights as they are: {what}"
-
-
-def _ends(model: nn.Module) -> Iterator[nn.Module]:
-    whole: Any = model
-    found = (whole.get_input_embeddings(), whole.get_output_embeddings())
-    return (end for end in found if end is not None)

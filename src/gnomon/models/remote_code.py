@@ -50,6 +50,7 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*.py")):
+            # Name and size before the content, so that no content moves between files unseen.
             digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
     except OSError as error:

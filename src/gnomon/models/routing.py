@@ -57,6 +57,7 @@ class Recorder:
         """Return Int16[*shape L K] with the input ids' ``shape``; None for a dense model."""
         if not self._routers:
             return None
+        # (positions, layers, K)
         chosen = torch.stack([router.chosen for router in self._routers], 1).to(torch.int16)
         return chosen.view(*shape, *chosen.shape[1:])
 
@@ -125,6 +126,7 @@ class Resumed:
         self._outer: list[Any] = []
 
     def __enter__(self) -> None:
+        # A stack, so that the same routing can be entered again within itself.
         self._outer.append([vars(router).get("forward") for router, _ in self._routed])
         for router, forward in self._routed:
             router.forward = forward.again()
@@ -201,6 +203,8 @@ class _Choice(TorchFunctionMode):
         scores, free = inputs[0], result.indices
         if scores.ndim != 2 or (scores.shape[-1], free.shape[-1]) != self._shape:
             return result
+        # The free choice is recorded also where another one is replayed: comparing both says how far the router has
+        # moved.
         self.made.append(free)
         if self._given is None:
             return result
@@ -211,6 +215,7 @@ class _Choice(TorchFunctionMode):
             )
         given = self._given.to(free.device, free.dtype)
         indices = torch.where((given >= 0).all(-1, keepdim=True), given, free)
+        # Scores of the replayed experts from the current router: the gates, and so the router, keep their gradient.
         return torch.return_types.topk((scores.gather(-1, indices), indices))
 
 
@@ -221,6 +226,7 @@ def _substitute(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]:
         raise ConfigError(
             f"a routing of {experts.shape[-2]} mixture layers cannot be replayed on a model of {len(routers)}"
         )
+    # (positions, L, K) by layer: Int[positions K] for each router, in the order of the modules.
     given = [None] * len(routers) if experts is None or not routers else experts.flatten(0, -3).unbind(1)
     routed = [_Routed(router, own) for router, own in zip(routers, given, strict=True)]
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from gnomon.models.load import model_config
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.quantized import quantizable
 from gnomon.models.routing import expert_count
-from gnomon.models.slow import falls_told
+from gnomon.models.slow import notify_slow
 from gnomon.models.tiny import TINY_MODELS, tiny_model
 
 _TRIED_WEIGHTS = 1 << 25
@@ -68,6 +68,7 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         vocabulary=config.vocab_size,
+        # Keys and values, two bytes each.
         cache_bytes_per_token=2 * 2 * config.num_hidden_layers * heads * head,
         experts=expert_count(model),
         quantizable=sum(layer.weight.numel() for layer in quantizable(model).values()),
@@ -75,14 +76,14 @@ def model_size(name: str, trust_remote_code: bool = False) -> ModelSize:
     )
 
 
-def foreseen_falls(model: Any) -> tuple[str, ...]:
-    """Return what the trials of engine and learner say (`models.slow.fell`) of a model without weights.
+def foreseen_slow(model: Any) -> tuple[str, ...]:
+    """Return what the trials of engine and learner say (`models.slow.warn_slow`) of a model without weights.
 
     Tried is a model of the same code with seeded weights and as few layers as have every kind of layer. Nothing is said
     of one that has more than 33 million weights even so, or that cannot be made: the run's own trial says it then.
     """
     said: dict[str, None] = {}
-    with warnings.catch_warnings(), torch.random.fork_rng([]), falls_told(said.setdefault):
+    with warnings.catch_warnings(), torch.random.fork_rng([]), notify_slow(said.setdefault):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
@@ -91,6 +92,7 @@ def foreseen_falls(model: Any) -> tuple[str, ...]:
                 weights = sum(p.numel() for p in type(model)(config).parameters())
             if weights <= _TRIED_WEIGHTS:
                 small = type(model)(config).eval()
+                # Both are called for what they tell the listener above.
                 fastest_decoder(small)
                 TokenScorer(small)
         except Exception:  # whatever a stranger's code raises when its config is changed

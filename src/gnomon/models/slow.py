@@ -18,7 +18,7 @@ _ASKED = re.compile(r'_with_fallback\(\s*"(\w+)",\s*"(\w+)"')
 # Cut by hand: inspect parses the whole file anew for every class, a third of a second each.
 _CLASS = re.compile(r"^class (\w+)(.*\n(?:[ \t)].*\n|\n)*)", re.MULTILINE)
 
-_FELL = {
+_SLOW = {
     "recomputed": "no cache gave the answers of {name}, so every token is drawn by a whole forward pass: 164 times as "
     "many tokens computed for answers of 256 to prompts of 100 (estimated)",
     "in waves": "no cache that rows can join gave the answers of {name}, so only prompts of one length are drawn "
@@ -37,7 +37,7 @@ _LOCK = threading.Lock()
 
 
 @contextmanager
-def falls_told(listener: Callable[[str], None]) -> Iterator[None]:
+def notify_slow(listener: Callable[[str], None]) -> Iterator[None]:
     """Call ``listener``, one thread at a time, with the sentence of each fall in this process inside the block."""
     _LISTENERS.append(listener)
     try:
@@ -46,17 +46,17 @@ def falls_told(listener: Callable[[str], None]) -> Iterator[None]:
         _LISTENERS.remove(listener)
 
 
-def fell(way: str, name: str, **facts: Any) -> None:
-    """Warn that a trial on the loaded model gave up a faster way, with the factor, and tell it to `falls_told`.
+def warn_slow(way: str, name: str, **facts: Any) -> None:
+    """Warn that a trial on the loaded model gave up a faster way, with the factor, and tell it to `notify_slow`.
 
     What is known before a model is loaded is in `slow_parts`.
 
     Args:
-        way: A key of ``_FELL``.
+        way: A key of ``_SLOW``.
         name: What was tried.
         **facts: What the sentence names besides.
     """
-    said = _FELL[way].format(name=name, **facts)
+    said = _SLOW[way].format(name=name, **facts)
     with _LOCK:
         for listener in tuple(_LISTENERS):
             listener(said)
@@ -73,6 +73,7 @@ def slow_parts(model: Any, prompt: float, answer: int, turns: int = 1, is_kept: 
         turns: Most turns of a conversation.
         is_kept: Whether there is memory for keys and values between turns.
     """
+    # 1 + 2 + ... + n turns are computed instead of n: (n + 1) / 2 times as many tokens.
     if turns > 1 and not (is_kept and is_attention_only(model)):
         why = (
             f"{type(model).__name__} has layers whose state is not kept"
@@ -120,6 +121,8 @@ def kernel_packages(model: Any) -> frozenset[str]:
     kinds = {type(part) for part in model.modules() if type(part).__module__.startswith("transformers.")}
     found = frozenset[str]()
     for place in {kind.__module__ for kind in kinds}:
+        # transformers imports such kernels lazily, and falls back to PyTorch without a message; only its source says
+        # so.
         source = inspect.getsource(sys.modules[place])
         asked = _ASKED.findall(source)
         bodies = dict(_CLASS.findall(source)) if asked else {}

@@ -85,6 +85,7 @@ def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dty
         model: nn.Module = AutoModelForCausalLM.from_config(_hugging_face(shape))
     if shape.weights and not next(model.parameters()).is_meta:
         trained = load((files("gnomon.models") / shape.weights).read_bytes())
+        # safetensors stores a tied weight once.
         model.load_state_dict({**trained, "lm_head.weight": trained["model.embed_tokens.weight"]})
     return model.to(dtype).eval()
 
@@ -103,6 +104,7 @@ def tiny_tokenizer(config: TinyConfig | None = None) -> Tokenizer:
 
     shape = config or TinyConfig()
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    # Without merges each byte stays a token of its own.
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

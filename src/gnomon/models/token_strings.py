@@ -92,6 +92,7 @@ class Vocabulary:
         place = 0
         while place < len(tokens):
             text, count = self._text(tokens[place : place + 1]), 1
+            # A replacement character says that a character's bytes are not all there; further tokens may bring them.
             while _BROKEN in text and count < _LONGEST_CHARACTER and place + count < len(tokens):
                 longer = self._text(tokens[place : place + count + 1])
                 count += 1

@@ -34,8 +34,7 @@ class Tokenizer:
         control: Every special token's string and id.
         bos: The token for the beginning of a text, or None.
         begin: Tokens that the tokenizer puts before a text: none, ``bos``, or several. Tokens that it puts after a text
-            are
-            dropped, because a response follows.
+            are dropped, because a response follows.
         stop_ids: Ids that end a turn: eos of tokenizer and generation config, and the chat template's end of turn.
         context_length: Most tokens of prompt and completion together; None if neither architecture nor tokenizer says.
         vocab_size: Width of the logits, which may exceed the number of named tokens.
@@ -70,6 +69,7 @@ class Tokenizer:
             found.append("the model's chat template draws at random: a row's prompt has the same draws every time")
         if self.spelled(self.encode_plain(_FORMS)) == unicodedata.normalize("NFKC", _FORMS):
             found.append("the tokenizer writes compatibility forms (NFKC): x\u00b2 in a text is x2 to the model")
+        # A tokenizer that drops spaces or newlines cannot write code, whatever the model learns.
         if (read := self.spelled(self.encode_plain(_PLAIN))) != _PLAIN:
             found.append(f"the tokenizer changes texts: {_PLAIN!r} becomes {read!r}, and answers cannot be otherwise")
         return tuple(found)
@@ -115,6 +115,7 @@ class Tokenizer:
         ids = self._encode_split(text)
         if self._is_plain(ids, text):
             return ids
+        # Cut after its first character, a control string is in no piece as a whole.
         ids = [i for piece in self._cut(text) for i in self._encode_split(piece)]
         if self._is_plain(ids, text):
             return ids
@@ -200,6 +201,8 @@ class Tokenizer:
 
     def _is_plain(self, ids: Sequence[int], text: str) -> bool:
         unknown = self.backend.unk_token
+        # The token for unknown characters is a control token of many vocabularies, and plain text may have such
+        # characters.
         harmless = {self.control[unknown]} if unknown in self.control and unknown not in text else set()
         return not (set(ids) & set(self.control.values()) - harmless)
 
@@ -250,6 +253,7 @@ class TokenBytes(dict[int, bytes]):
             return bytes([int(numbered[1], 16)])
         if set(str(name)) <= _BYTE_OF.keys():
             made = bytes(_BYTE_OF[character] for character in str(name))
+            # The bytes are right only if they read as the tokenizer reads the token.
             if made.decode(errors="replace") == text:
                 return made
         return text.encode()
@@ -266,11 +270,13 @@ def wrap(backend: Any, config: Any, generation_eos: Sequence[int] = (), said: Se
     """
     if backend.chat_template is not None:
         check_template(backend)
+    # Two sources, since some tokenizers name a special token that they did not mark as one, and the other way round.
     added = {str(t.content): int(i) for i, t in backend.added_tokens_decoder.items() if t.special}
     named = {str(text): int(backend.convert_tokens_to_ids(text)) for text in backend.all_special_tokens}
     control = {**added, **named}
     size = int(config.get_text_config().vocab_size)
     turn_end = _end_of_turn(backend, control)
+    # All three end an answer: base models have the first, chat models often only the third in their template.
     ends = [backend.eos_token_id, *generation_eos, turn_end]
     lacking = turn_end is not None and generation_eos and turn_end not in generation_eos
     if lacking:
@@ -306,6 +312,7 @@ def context_of(config: Any, stated: int | None = None) -> int | None:
     The result is never beyond the length at which rotary positions change (`rotary_edge`).
     """
     text, edge = config.get_text_config(), rotary_edge(config)
+    # GPT-2 and others have the number under another name, which transformers maps.
     positions = vars(text).get(text.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
     stated = None if stated is None or stated >= _UNSET_LENGTH else stated
     longest = stated if positions is None else positions

@@ -63,6 +63,7 @@ def _write(
     network: Any, groups: _Groups, tensors: Iterator[tuple[str, Tensor]], folder: Path, file_bytes: int
 ) -> dict[Path, str]:
     with no_bars():
+        # Config, generation config and code, by transformers' own function; the weights are written below.
         network.save_pretrained(folder, state_dict={})
     forms = {name: form for _, targets in groups for name, form in targets.items()}
     files = _files(forms, file_bytes)
@@ -117,6 +118,7 @@ def _groups(network: Any, forms: Mapping[str, Tensor]) -> _Groups:
     ignored = [name for name in network._keys_to_ignore_on_save or () if name in forms]
     forms = {name: form for name, form in forms.items() if name not in ignored}
     whole = spell(network, forms)
+    # Layers are alike, so one name of each kind is tried instead of all of them.
     alike: dict[str, list[str]] = defaultdict(list)
     for name in forms:
         alike[re.sub(r"\d+", "#", name)].append(name)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gnomon.core.errors import ModelError, refusal_of
 from gnomon.core.tensor_files import extremes
 from gnomon.models.auto_class import empty_model
-from gnomon.models.forward import Forward
+from gnomon.models.forward import Forward, ends_of
 from gnomon.models.place import FILES
 from gnomon.models.token_strings import first_line, parsed
 
@@ -134,6 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"'{folder}' holds a model and a LoRA adapter (adapter_config.json), and transformers would load both; "
             "merge them (peft: merge_and_unload) and give that folder, or remove the adapter's files"
         )
+    # One file with all weights, safetensors before pickles, as transformers chooses.
     if not places or places[0].suffix != ".json":
         # vLLM would take the shards, and transformers the one file.
         if len(places) > 1 and places[1].name == FILES[1] and _shards(places[1]) != {FILES[0]}:
@@ -175,6 +176,7 @@ def headers(folder: Path) -> dict[str, Header]:
                 ) from error
         for name in sorted(found.keys() & held.keys()):
             one, other = found[name], held[name]
+            # Which of two files a loader takes last is its own affair, so both must say the same.
             if one.shape != other.shape or not _rows(name, one).equal(_rows(name, other)):
                 raise ModelError(
                     f"model '{folder}' holds two different tensors {name}, in {one.file.name} and {file.name}; remove "
@@ -220,6 +222,7 @@ def check_plausible(config: Any, found: Mapping[str, Header], place: str) -> Non
     Raises:
         ModelError: If the config is implausible.
     """
+    # A config with a million layers would be built, without weights but with all modules, for hours.
     counts = [*_counts(config.to_dict())]
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", None)) is not None:
         counts.append(("num_hidden_layers", layers))
@@ -259,7 +262,8 @@ def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[st
     Raises:
         ModelError: Naming tensors that are missing, of another shape or dtype, tied only by the config, or unknown.
     """
-    check_kinds(empty, found, place)
+    whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
+    check_number_kinds(found, whole, place)
     fit, lost = _fit(empty, found)
     if lost:
         raise ModelError(_missing(place, lost, found))
@@ -303,6 +307,7 @@ def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
 def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
     """Raise ModelError for missing, wrongly shaped or unknown weights; ``names`` are the files' tensors, if known."""
     held = list(names)
+    # Missing weights would begin at random, which is worse than any other fault, so they are said first.
     if fit.missing:
         raise ModelError(_missing(place, fit.missing, held))
     if fit.mismatched:
@@ -324,14 +329,8 @@ def refuse(fit: Fit, place: str, names: Iterable[str] = ()) -> None:
         )
 
 
-def check_kinds(empty: Any, found: Mapping[str, Header], place: str) -> None:
-    """Refuse integer, boolean or 8-bit float tensors for weights. Raises ModelError."""
-    whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
-    check_number_kinds(found, whole, place)
-
-
 def check_number_kinds(found: Mapping[str, Header], whole: Set[str], place: str) -> None:
-    """Do `check_kinds`, given the names of the model's integer tensors. Raises ModelError."""
+    """Refuse integer, boolean or 8-bit float tensors for weights, but for those named ``whole``. Raises ModelError."""
     bad = [
         f"{name} ({header.kind})"
         for name, header in found.items()
@@ -366,12 +365,16 @@ def check_numbers(model: nn.Module, place: str) -> None:
             )
         if parameter.dim() > 1:
             largest[name] = max(abs(low), abs(high))
+    # Gemma's norms multiply by 1 + weight, so a weight of zeros is an ordinary one there; a trial tells.
     norms = {f"{name}.weight": float(not _is_dead(part)) for name, part in model.named_modules() if _is_norm(part)}
     parts: dict[tuple[str, bool], list[str]] = {}
-    ends = {n for n, p in model.named_parameters() if any(p is e for e in _ends(model))}
+    ends = [getattr(end, "weight", None) for end in ends_of(model)]
+    names_of_ends = {n for n, p in model.named_parameters() if any(p is e for e in ends)}
     for name in (*largest, *norms):
+        # "model.layers.3." and the like: zeros are looked for in all matrices of a layer together, since some start at
+        # zero.
         layer = re.match(r".*?\.\d+\.", name)
-        group = name if name in ends else layer.group() if layer else ""
+        group = name if name in names_of_ends else layer.group() if layer else ""
         parts.setdefault((group, name in norms), []).append(name)
     for names in parts.values():
         if not any(norms.get(name, largest.get(name)) for name in names):
@@ -391,6 +394,7 @@ def check_causal(model: nn.Module, place: str) -> None:
         ModelError: If they do; it names the settings of config.json that make attention so.
     """
     network: Any = model
+    # Two rows that differ in the last token alone.
     rows = torch.arange(1, _TRIED_TOKENS + 1).repeat(2, 1) % network.config.get_text_config().vocab_size
     rows[1, -1] = 0
     try:
@@ -428,12 +432,6 @@ def _is_dead(norm: Any) -> bool:
         return False  # a norm that takes more than the row
 
 
-def _ends(model: Any) -> Iterator[nn.Parameter]:
-    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if part is not None and getattr(part, "weight", None) is not None:
-            yield part.weight
-
-
 def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]:
     """Return transformers' fit of these names and shapes, or the missing names if it cannot fuse them.
 
@@ -444,6 +442,8 @@ def _fit(empty: Any, found: Mapping[str, Header]) -> tuple[Fit, tuple[str, ...]]
     shapes = {n: torch.empty(h.shape, dtype=_KINDS.get(h.kind, torch.float32), device="meta") for n, h in found.items()}
     try:
         with no_report():
+            # transformers' own loading with tensors that hold no numbers: renaming, fusing and ignoring are done by
+            # its code.
             _, loading = type(empty).from_pretrained(
                 None,
                 config=empty.config,
@@ -503,6 +503,7 @@ def _check_frequencies(empty: Any, found: Mapping[str, Header], place: str) -> N
     if stored is None or table.get("rope_type") != "default" or type(table.get("rope_theta")) not in (int, float):
         return
     held = _rows(stored, found[stored]).double()
+    # Frequency i of n is theta ** (-i / n), so theta is frequency 1 to the power of -n.
     theta = float(held[1]) ** -float(held.numel()) if held.dim() == 1 and held.numel() > 1 and 0 < held[1] < 1 else 0.0
     if theta and not 0.5 < theta / table["rope_theta"] < 2.0:
         raise ModelError(
@@ -555,6 +556,7 @@ def _safetensors(file: Path) -> dict[str, Header]:
 
 def _pickled(file: Path) -> dict[str, Header]:
     kinds = {kind: name for name, kind in _KINDS.items()}
+    # On the meta device no number is read; weights_only refuses pickles that could run code.
     state = torch.load(file, map_location="meta", weights_only=True)
     others = [str(name) for name, held in state.items() if not isinstance(held, Tensor)]
     if others:

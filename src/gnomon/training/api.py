@@ -41,7 +41,7 @@ from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import write_merged
 from gnomon.models.lora import is_adapter
 from gnomon.models.place import TINY_SUMS
-from gnomon.models.slow import falls_told
+from gnomon.models.slow import notify_slow
 from gnomon.models.tiny import TAUGHT
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints
 from gnomon.records.console import Console
@@ -472,7 +472,7 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                     for note in _trained_on(weights.run, asked):
                         console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
                 falls = list(slow)
-                with falls_told(falls.append):
+                with notify_slow(falls.append):
                     graded = grade_once(resolved, asked, console, weights.step)
                 found.append(replace(graded, slow=tuple(dict.fromkeys(falls))))
     return tuple(found)
@@ -619,7 +619,7 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         for said in card.slow:
             console.warn(said)
         console.say(f"run {directory.path}: {card.reproducibility}")
-        stack.enter_context(falls_told(partial(write_slow, directory.card)))
+        stack.enter_context(notify_slow(partial(write_slow, directory.card)))
         failpoint("start")
         stack.enter_context(stop_on_signals(stop, console.say, "this step", f"gnomon resume {typed}"))
         try:

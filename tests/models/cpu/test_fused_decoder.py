@@ -106,7 +106,7 @@ def script(decoder, change=lambda: None):
     decoder.admit(FIRST, 90, frozenset(LATER))
     steps(3, 4)
     change()
-    decoder.forget()
+    decoder.invalidate()
     decoder.leave(1)
     decoder.admit(LATER, 90, frozenset())
     steps(2, 6)
@@ -117,7 +117,7 @@ def script(decoder, change=lambda: None):
     steps(2, 14)
     for _ in range(14):
         decoder.leave(0)
-    decoder.rest()
+    decoder.release()
     decoder.admit(FIRST, 90, frozenset())
     steps(2, 4)
     return found
@@ -231,7 +231,7 @@ def test_nothing_is_kept_at_rest():
     decoder.step([1], 9)
     decoder.leave(0)
 
-    decoder.rest()
+    decoder.release()
 
     assert decoder._network is None
     assert all(layer.keys is None and layer.values is None for layer in decoder._grouped.layers)

@@ -103,7 +103,7 @@ def test_packed_weights_are_those_of_the_last_forget():
         model.left.weight.add_(1.0)
 
     stale, _ = packed(layers, model, inputs)
-    layers.forget()
+    layers.invalidate()
     fresh, _ = packed(layers, model, inputs)
 
     torch.testing.assert_close(stale, before, rtol=0, atol=0)

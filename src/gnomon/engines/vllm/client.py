@@ -89,6 +89,7 @@ class StartedServer:
     def kill(self) -> None:
         """End it and everything that it started, at once: it has nothing to save."""
         if self.program.poll() is None:
+            # Its whole process group: with tensor parallelism vLLM has processes of its own.
             os.killpg(self.program.pid, signal.SIGKILL)
         self.program.wait()
         if self.program.stdin is not None:
@@ -285,5 +286,6 @@ class VllmServerEngine:
 def _path(folder: Path) -> str:
     """Return where a server's interpreter finds this gnomon, and of what else is installed beside it nothing."""
     (folder / "path").mkdir()
+    # engine.python may be another environment, whose own packages must not be shadowed by the run's.
     (folder / "path" / "gnomon").symlink_to(Path(__file__).parents[2], target_is_directory=True)
     return os.pathsep.join(filter(None, (str(folder / "path"), os.environ.get("PYTHONPATH", ""))))

@@ -74,6 +74,7 @@ def check_vllm(plan: EngineConfig, is_actor: bool = False) -> None:
         raise ConfigError(
             f'vLLM keeps one engine a process, and engine.count = {plan.count}; set engine.server = "start"'
         )
+    # 0 GPUs here is no error: vLLM for CPUs can hold a model in several processes too.
     gpus = torch.cuda.device_count()
     if not is_actor and 0 < gpus < plan.tensor_parallel:
         raise ConfigError(
@@ -182,6 +183,7 @@ class VllmEngine:
         try:
             with show_progress("starting vLLM"), tempfile.TemporaryDirectory(prefix="gnomon-vllm-") as made:
                 folder = as_folder(model, Path(made))
+                # One place more than generation uses, for the row that `score` needs.
                 make = partial(build, folder, dtype, max_concurrent + 1, tensor_parallel, receives, draws)
                 self._thread = VllmThread(make, dtype, max_concurrent, spelling, tensor_parallel, draws == "vllm")
         except Exception as error:

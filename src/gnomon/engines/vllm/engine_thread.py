@@ -153,6 +153,8 @@ class VllmThread:
         except BaseException as error:
             ready.set_exception(error)
             return
+        # All messages that are there come before the next step, so that weights and requests wait for one token at
+        # most.
         while not isinstance(message := self._next(), ShutdownRequest):
             if message is not None:
                 self._take(message)
@@ -186,6 +188,7 @@ class VllmThread:
         elif message.given:
             self._enqueue(message, 0, SamplingRow(message.sampling, uniforms(0, 0), message.given))
         else:
+            # vLLM's own sampler draws its numbers itself.
             count = 0 if self._is_native else message.sampling.max_completion_length
             for place, key in enumerate(message.keys):
                 self._enqueue(message, place, SamplingRow(message.sampling, uniforms(key, count)))
@@ -206,6 +209,7 @@ class VllmThread:
         """
         taken: dict[str, Fingerprint] = {}
         try:
+            # Names and shapes are checked before vLLM is touched.
             tensors = self._spelling.spell(_noted(message.snapshot.tensors(), self._dtype, taken))
         except ModelError as error:
             message.waiter.fail(EngineError(f"snapshot {message.snapshot.version} does not fit the engine: {error}"))
@@ -223,6 +227,7 @@ class VllmThread:
 
     def _put_back(self) -> None:
         """Let rows without a token start afresh."""
+        # Their prompts were computed by the former weights, at least in part.
         begun = [answer for answer in self._active.values() if not answer.tokens]
         self._leave(begun)
         self._waiting.extendleft(reversed(begun))
@@ -278,8 +283,10 @@ class VllmThread:
         from vllm.sampling_params import RequestOutputKind
 
         call, sampling = answer.call, answer.call.sampling
+        # The logits processor leaves one token possible, which temperature 0 takes without drawing.
         told: dict[str, Any] = {"temperature": 0, "extra_args": {ROW: answer.row}}
         if self._is_read(call):
+            # vLLM takes seeds of 63 bits, and keys have 128.
             seed = None if call.given else call.keys[answer.place] % 2**63
             told = {"temperature": sampling.temperature, "logprobs": 0, "seed": seed}
             told["trace_decode_token_ids"] = list(call.given) or None
@@ -299,6 +306,7 @@ class VllmThread:
         stopped: list[ThreadAnswer] = []
         for output in self._engine.step():
             answer = self._active.get(output.request_id)
+            # Its caller gave up, and vLLM had one more step of it on its way.
             if answer is None:
                 continue
             has_ended = self._append(answer, output.outputs[0])

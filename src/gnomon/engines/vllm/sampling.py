@@ -92,6 +92,7 @@ def draws_processor() -> type:
             """Follow the rows that came, went and moved, in the order that vLLM prescribes."""
             if batch_update is None:
                 return
+            # vLLM prescribes this order: removed, added, moved.
             for index in batch_update.removed:
                 self._rows.pop(index, None)
             for index, params, _, tokens in batch_update.added:
@@ -158,5 +159,6 @@ def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> No
             own = own.index_fill(0, torch.tensor(failed, device=own.device), torch.nan) if failed else own
         for i, place, p, q in zip(where, places, own.tolist(), full.tolist(), strict=True):
             rows[i][0].logprobs[place], rows[i][0].full_logprobs[place] = p, q
+        # vLLM's greedy choice then has one token to take.
         logits[cut] = -torch.inf
         logits[cut, tokens.to(logits.device)] = 0.0

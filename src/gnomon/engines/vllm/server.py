@@ -66,6 +66,7 @@ class Service:
             Refused: The key is wrong.
         """
         brought = headers.get("authorization", "").removeprefix("Bearer ")
+        # In constant time, so that the time of a refusal says nothing of the key.
         if not hmac.compare_digest(brought.encode(), self._key.encode()):
             raise Refused(HTTPStatus.UNAUTHORIZED, {"error": f"wrong key; the right one is in the server's {KEY}"})
         return partial(self._answer, path)
@@ -125,7 +126,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"set {KEY} to a key of your own, for example: export {KEY}=$(openssl rand -hex 16)")
     if asked.guarded:
         threading.Thread(target=_die_with_parent, name="gnomon-guard", daemon=True).start()
-    listening = socket.socket(fileno=asked.socket) if asked.socket else _listen(asked.port)
+    listening = (
+        socket.socket(fileno=asked.socket)
+        if asked.socket
+        else socket.create_server((LOOPBACK, asked.port), backlog=1024)
+    )
     from gnomon.engines.vllm.engine import VllmEngine
 
     try:
@@ -137,10 +142,6 @@ def main(arguments: list[str] | None = None) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(Service(engine, key, asked.draws).serve(listening))
     asyncio.run(engine.close())
-
-
-def _listen(port: int) -> socket.socket:
-    return socket.create_server((LOOPBACK, port), backlog=1024)
 
 
 def _die_with_parent() -> None:

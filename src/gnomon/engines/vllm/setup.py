@@ -48,6 +48,7 @@ def build(
             steps one at a time; with "vllm" the runner is vLLM's choice, and the second one schedules ahead.
     """
     os.environ.update(FIXED)
+    # A user's setting would choose a runner that does not fit ``draws``.
     os.environ.pop(_RUNNER, None)
     keyed = draws == "keyed"
     if keyed:
@@ -71,6 +72,7 @@ def build(
             enforce_eager=current_platform.is_cpu(),
             use_tqdm_on_load=False,
             async_scheduling=False,
+            # Not the model's own generation config, whose temperature or penalties would change the policy.
             generation_config="vllm",
             logits_processors=[PROCESSOR],
             logprobs_mode="raw_logprobs" if keyed else "processed_logprobs",
@@ -161,6 +163,7 @@ def _reload(worker: Any, tensors: Mapping[str, Tensor]) -> list[str]:
         missed.difference_update(missed if loaded is None else loaded)
         return loaded
 
+    # The instance's attribute hides the class's method until it is deleted below.
     model.load_weights = noting
     try:
         worker.reload_weights(weights_iterator=iter(tensors.items()))

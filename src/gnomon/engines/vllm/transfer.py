@@ -82,6 +82,8 @@ def rendezvous(address: str, parts: Sequence[int], rank: int = 0, backend: str =
     _check(backend, known)
     port = 0
     if rank == 0:
+        # The port is free again when NCCL opens it a moment later; another program could take it, and the run would
+        # then fail here.
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
             port = free.getsockname()[1]
     return known[backend]().init_info_cls(address, port, 1 + sum(parts), rank=rank, packed=lasting)
@@ -173,6 +175,7 @@ class TransferEngines:
         self._tell(FINISH, [{}] * len(self._calls))
 
     def _tell(self, what: str, told: Sequence[Mapping[str, Any]]) -> None:
+        # At the same time, since a broadcast begins only when all ranks have come.
         with ThreadPoolExecutor(max_workers=max(1, len(self._calls))) as threads:
             asked = [threads.submit(call, what, one) for call, one in zip(self._calls, told, strict=True)]
             for one in asked:

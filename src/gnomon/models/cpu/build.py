@@ -46,6 +46,7 @@ def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL |
     if os.environ.get("GNOMON_NATIVE") == "0":
         return None
     openmp, compiler = libgomp(), _compiler()
+    # The kernels use the threads that torch has: two OpenMP libraries would compete for the cores.
     if openmp is None or compiler is None:
         return None
     is_intel = platform.machine() in ("x86_64", "AMD64")
@@ -53,6 +54,8 @@ def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL |
     try:
         sources, headers = sorted(_HERE.glob("*.c")), sorted(_HERE.glob("*.h"))
         texts = b"\0".join(f.read_bytes() for f in (*sources, *headers))
+        # All that decides about the machine code is in the name, so that a library of another CPU or compiler is never
+        # loaded.
         parts = [texts, " ".join(flags).encode(), shlex.join(compiler).encode(), _run([*compiler, "--version"])]
         path = cache_root() / "native" / f"{hashlib.sha256(b'|'.join((*parts, _processor()))).hexdigest()[:32]}.so"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,6 +106,7 @@ def _compile(compiler: list[str], flags: Sequence[str], sources: Sequence[Path],
             if error.returncode > 0 and not _PASSING.search(error.stderr):
                 write_durably(failed, error.stderr[-4000:] or b"the compiler failed without a word", is_synced=False)
             raise
+        # Renamed at the end, so that no process loads a half-written library.
         os.chmod(f"{folder}/made.so", 0o600)
         os.replace(f"{folder}/made.so", path)
 

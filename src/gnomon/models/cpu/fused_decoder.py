@@ -105,6 +105,7 @@ class PrefixGroups:
         """The columns that a lane must not see, Bool[N L C]."""
         columns = torch.arange(self.start, self.end)
         own = columns - self.begins - self.prompts
+        # Behind the prompt, column k of a block belongs to lane k modulo the width.
         hidden = (own[:, None] >= 0) & (own[:, None] % self.width != torch.arange(self.width)[:, None])
         return hidden | (columns < self.begins)[:, None]
 
@@ -150,6 +151,7 @@ class GroupedKVCache:
         if not self._rows:
             self._width = choose_width(counts)
         width = self._width
+        # A group of 10 rows at width 4 becomes blocks of 4, 4 and 2.
         pieces = [[min(width, count - at) for at in range(0, count, width)] for count in counts]
         self._cache.join(prefixes, [len(piece) for piece in pieces], room * width)
         for prefix, piece in zip(prefixes, pieces, strict=True):
@@ -232,6 +234,7 @@ class GroupedKVCache:
         before, now = self._rows.copy(), self._width
         pieces = [slots[at : at + width] for slots in families for at in range(0, len(slots), width)]
         firsts = [before[piece[0]][0] for piece in pieces]
+        # Columns of a block: its prompt, and one column for each lane and step so far.
         lengths = [block.prompt + block.grown * width for block in firsts]
         self._cache.reserve(0, 0, max(lengths))
         end = self._cache.frame.end
@@ -241,6 +244,7 @@ class GroupedKVCache:
         for piece, first in zip(pieces, firsts, strict=True):
             made = CacheBlock(len(self._blocks), first.family, first.prompt, len(piece), first.grown)
             self._blocks.append(made)
+            # Where the grown columns begin, in the buffer as it is and in the columns to come.
             grown, own = end - first.grown * now, max(lengths) - first.grown * width
             rows[made.index] = first.index
             columns[made.index, own - first.prompt : own] = torch.arange(grown - first.prompt, grown)
@@ -280,7 +284,7 @@ class FusedDecoder(AlignedDecoder):
     and so do the two halves of a rotation. Rows are computed in multiples of 4, because each new shape costs the
     CPU's kernels milliseconds once and 0.1 MiB of memory that is never freed.
 
-    Copies of the weights are made at the first step after `forget` and take as much memory as the weights.
+    Copies of the weights are made at the first step after `invalidate` and take as much memory as the weights.
     """
 
     def __init__(self, model: Any) -> None:
@@ -303,17 +307,18 @@ class FusedDecoder(AlignedDecoder):
         self._forward.calls += 1
         self._forward.tokens += count
         self._grouped.after_step()
+        # Only dense models come here, which choose no experts.
         self._trace.extend(None)
         return logits
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop the kept prompts, and the copies of the weights."""
-        super().forget()
+        super().invalidate()
         self._network = None
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Free the copies of the weights, and the cache."""
-        super().rest()
+        super().release()
         self._network = None
 
 
@@ -331,6 +336,7 @@ class _Network:
 
     def __call__(self, ids: Tensor, layout: PrefixGroups, cache: Sequence[AlignedLayer]) -> Tensor:
         """Return the logits Float[R V] after ``ids`` Int[R]."""
+        # (rows, d); one position a row.
         states = functional.embedding(ids, self._embedding)
         turn = self._rotary(states, layout.positions)
         look: _Look = (
@@ -358,6 +364,7 @@ class _Layer:
             [attention.q_norm] * self._heads + [attention.k_norm] * self._shared if has_inner_norms(attention) else []
         )
         self._inside = _Norm(norms, kernels) if norms else None
+        # The four products of a layer; each joins the weights that multiply one input.
         self._attend = Product([attention.q_proj, attention.k_proj, attention.v_proj])
         self._join = Product([attention.o_proj])
         self._open = Product([feed.gate_proj, feed.up_proj])
@@ -367,6 +374,7 @@ class _Layer:
 
     def __call__(self, states: Tensor, look: "_Look", kept: AlignedLayer) -> Tensor:
         """Return the layer's output for ``states`` Float[R W]."""
+        # (rows, H + 2 K, D)
         made = self._attend(self._before(states)).view(states.shape[0], -1, self._size)
         if self._inside is not None:
             self._inside.heads_(made)
@@ -406,6 +414,7 @@ class _Masked:
     def __init__(self, layout: PrefixGroups, turn: tuple[Tensor, Tensor], group: int) -> None:
         cos, sin = turn
         self._layout, self._cos = layout, cos
+        # The first half is negated here once a step, and not in every layer.
         self._sin = torch.cat((-sin[..., : sin.shape[-1] // 2], sin[..., sin.shape[-1] // 2 :]), dim=-1)
         mask = torch.zeros(layout.hidden.shape, dtype=cos.dtype).masked_fill_(layout.hidden, -torch.inf)
         self._mask = mask.repeat_interleave(group, dim=1)[:, None]
@@ -422,6 +431,7 @@ class _Masked:
         key_buffer[: layout.blocks, :, layout.written] = keys
         value_buffer[: layout.blocks, :, layout.written] = values
         mixed = functional.scaled_dot_product_attention(
+            # (blocks, K, width * group, D): all lanes and query heads of one key read it together.
             queries.unflatten(2, (shared, -1)).transpose(1, 2).flatten(2, 3),
             key_buffer[: layout.blocks, :, layout.columns],
             value_buffer[: layout.blocks, :, layout.columns],
@@ -464,6 +474,7 @@ class _Norm:
 
     def _plain(self, states: Tensor) -> Tensor:
         size = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
+        # epsilon + size^2 / width, in one operation.
         factor = torch.addcmul(self._added, size, size, value=self._share).rsqrt_()
         return torch.mul(states, factor, out=torch.empty_like(states)).mul_(self._weight)
 

@@ -101,6 +101,7 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
 def _layer(layer: Any, states: Tensor, turn: Turn, branches: PrefixLayout) -> Tensor:
     attention, feed = layer.self_attn, layer.mlp
     siblings, openings = _families(layer)
+    # (positions, H + 2 K, size): heads of queries, of keys, of values.
     made = normed_product(states, layer.input_layernorm, siblings).unflatten(1, (-1, attention.head_dim))
     heads = attention.q_proj.out_features // attention.head_dim
     if has_inner_norms(attention):
@@ -178,6 +179,7 @@ class _NormedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, scale: Tensor, settings: tuple[float, int], *tensors: Tensor) -> Tensor:
         epsilon, count = settings
+        # Of the normalized input only the factor is kept, one number a row.
         given, factor = _norm(states, scale, epsilon)
         ctx.save_for_backward(states, scale, factor, *tensors)
         ctx.count, ctx.sums = count, [sum_of(weight) for weight in tensors[:count]]
@@ -191,6 +193,7 @@ class _NormedProduct(torch.autograd.Function):
         weights = tensors[: ctx.count]
         sizes = [len(weight) for weight in weights]
         found: list[Tensor | None] = [None] * len(tensors)
+        # The normalized input was not kept; it is made again where gradients of weights need it.
         is_wanted = any(ctx.needs_input_grad[3:])
         d_states, d_scale, given = _through_norm(gradient @ _stacked(weights), states, scale, factor, is_wanted)
         if given is not None:
@@ -305,6 +308,7 @@ def _through_gate(opened: Tensor, gradient: Tensor, activation: nn.Module) -> tu
     if kernels is not None:
         return kernels.gate_back(opened, gradient)
     gate, up = opened.detach().chunk(2, dim=-1)
+    # An activation other than SiLU has its gradient from autograd, element by element.
     with torch.enable_grad():
         gate.requires_grad_()
         active = activation(gate)
@@ -334,6 +338,7 @@ def _turned(made: Tensor, cos: Tensor, sin: Tensor, turned: int, sign: int) -> T
     half = cos.shape[1] // 2
     given = made[:, :turned]
     result = torch.empty_like(made)
+    # The backward pass is the rotation by the opposite angle: ``sign`` -1.
     swapped = torch.cat((-given[..., half:], given[..., :half]), dim=-1)
     torch.mul(given, cos[:, None], out=result[:, :turned]).addcmul_(swapped, sin[:, None], value=sign)
     result[:, turned:] = made[:, turned:]

@@ -115,6 +115,7 @@ def weight_gradients(
         parts: Sequence[Tensor] = (gradient.T @ inputs).split(list(sizes))
         return parts
     begun = [total.begin() for total in totals]
+    # The kernel writes or adds to all sums alike, so where some are new and some not, the new ones begin at zero.
     is_new = all(new for _, new in begun)
     for total, new in begun:
         if new and not is_new:

@@ -88,6 +88,7 @@ class Kernels:
         """
         (rows, outputs), width, threads = gradient.shape, inputs.shape[1], _threads()
         assert all(each.dtype == torch.float32 and each.is_contiguous() for each in sums), "sums are dense, in float32"
+        # Address of every 32 rows of the sums, which may lie in several tensors; 4 is float32's size.
         starts = [each.data_ptr() + 4 * width * row for each in sums for row in range(0, len(each), _COLUMNS)]
         homes, laid = torch.tensor(starts), inputs.new_empty(rows * (width + 4 * _COLUMNS * threads))
         pointers = _addresses(gradient, inputs, homes, laid)
@@ -120,6 +121,7 @@ class Kernels:
         """Return the gradients of states Float[R W] and weight Float64[W] and, with ``again``, the result of `norm`."""
         rows, width = states.shape
         found, normed = torch.empty_like(states), torch.empty_like(states) if again else None
+        # Each 64 rows add up their own gradient of the weight: the sum does not depend on the number of threads.
         stripes = torch.empty(-(-rows // _STRIPE), width, dtype=torch.float64)
         pointers = _addresses(gradient, states, factor, weight, found, normed, stripes)
         self._library.norm_back(*pointers, rows, width, _threads())
@@ -161,8 +163,7 @@ class Kernels:
             made: Float[R (H + 2 K) D].
             angles: Cosines and sines Float[R D].
             places: Int64[P 5], P <= R: each row's block, its prompt's first column, the prompt's length, the columns
-                after the
-                prompt, and the row's lane. Rows without an entry get zeros.
+                after the prompt, and the row's lane. Rows without an entry get zeros.
             buffers: Keys and values Float[N K C D].
             rows_per_block: Rows that a block holds, each at its own place ("lane").
             scale: Of the scores.
@@ -223,6 +224,7 @@ class Kernels:
         Raises:
             IndexError: If a target is not a token.
         """
+        # C checks no index: a wrong one would read memory beyond the logits.
         least, most = targets.aminmax()
         if least < 0 or most >= logits.shape[1]:
             raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {int(least)} to {int(most)}")

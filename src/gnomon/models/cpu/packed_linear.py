@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from gnomon.models.cpu.kernels import Kernels, kernels_of
+from gnomon.models.forward import ends_of
 from gnomon.models.lora import plain_name
 from gnomon.models.quantized import QuantizedLinear
 
@@ -25,9 +26,7 @@ def input_axes(model: nn.Module) -> Mapping[str, int]:
     reach every logit directly), norms and biases (no matrices, and almost no memory), and routers (another choice of
     experts is no small error). Engines with low-precision weights leave out the same.
     """
-    whole: Any = model
-    head = whole.get_output_embeddings()
-    ends = {id(p) for end in (head, whole.get_input_embeddings()) if end is not None for p in end.parameters()}
+    ends = {id(p) for end in ends_of(model) for p in end.parameters()}
     return {
         plain_name(f"{name}.{own}" if name else own): axis
         for name, module in model.named_modules()
@@ -64,25 +63,28 @@ class PackedLinears:
     fp32, two AVX2 cores, all linear layers of one step: 64 rows 204 to 154 ms, 32 rows 123 to 79, 8 rows 101 to 51.
     Sums have another order: equal up to rounding.
 
-    The copies take as much memory as the weights. They are made at the first step after `forget`, which must be called
-    after every change of the weights. Only on a CPU, without gradients, for layers of at least 65,536 weights, and if
-    all copies take at most a sixteenth of the machine's memory. More than 256 rows at a time use the plain layers.
+    The copies take as much memory as the weights. They are made at the first step after `invalidate`, which must be
+    called after every change of the weights. Only on a CPU, without gradients, for layers of at least 65,536 weights,
+    and if all copies take at most a sixteenth of the machine's memory. More than 256 rows at a time use the plain
+    layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        # Subclasses compute otherwise, and small weights are in the cache anyway.
         layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.numel() >= _LEAST_WEIGHTS]
         self._layers = layers if may_copy(layers) and all(_can_pack(m.weight) for m in layers) else []
         self._families: list[list[nn.Linear]] | None = None
         self._bundles: list[_Bundle] = []
         self._watched: list[tuple[nn.Linear, Tensor]] = []
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Free the copies."""
         for bundle in self._bundles:
             bundle.forwards.clear()  # they refer to the bundle, which would wait for the cycle collector
         self._bundles = []
 
     def __enter__(self) -> None:
+        # The first block only watches which layers get the same input; the copies are made for the second.
         if self._families is None:
             for layer in self._layers:
                 _set_forward(layer, self._watching(layer))
@@ -176,6 +178,7 @@ class _Bundle:
         layer, is_last = self.layers[place], place == len(self.layers) - 1
 
         def first(inputs: Tensor) -> Tensor:
+            # The packed form is laid out for a few rows; a prefill is faster with the plain product.
             if inputs.numel() > _MOST_ROWS * layer.in_features:
                 return functional.linear(inputs, layer.weight, layer.bias)
             product = self._product(inputs)
@@ -190,6 +193,7 @@ class _Bundle:
                 return functional.linear(inputs, layer.weight, layer.bias)
             part = self._parts[place]
             if is_last:
+                # The last sibling frees the product, which holds memory of all of them.
                 self._inputs, self._parts = None, ()
             return part
 
@@ -207,6 +211,7 @@ def _families(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[list[nn.Linear]
     families: list[list[nn.Linear]] = []
     before: Tensor | None = None
     for layer, inputs in calls:
+        # A layer that is called twice a pass has another input the second time.
         if layers.count(layer) > 1:
             before = None
             continue

@@ -115,6 +115,8 @@ class PrefixLayout:
                 end[start : start + length] = span.first + span.prompt
         if window is not None:
             places = torch.arange(self.positions)
+            # A response's position in its sequence is its prompt's length plus its offset, so a window reaches so far
+            # back into the prompt.
             low = torch.maximum(low, torch.minimum(end, end + places - own - window + 1))
             own = torch.maximum(own, places - window + 1)
         return own, low, end
@@ -140,6 +142,7 @@ class PrefixLayout:
         for row, span in enumerate(spans):
             for start, length in span.responses:
                 if length > 0:
+                    # Responses of one rounded length form one block: few shapes, little padding.
                     grouped.setdefault(rounded(length), []).append((row, start, length))
         prefix = rounded(max(span.prompt for span in spans))
         blocks = [_block(prompts, [replace(span, prompt=0) for span in spans], prefix, 0)]
@@ -187,6 +190,8 @@ class PrefixLayout:
                 each = block.keys.shape[1] if part.is_key else own
                 places = torch.arange(first, first + items * part.count * each).view(items, part.count, each)
                 found = places[:, :, each - own :].transpose(1, 2)[block.is_query]
+                # Each real position is a query of exactly one block, and its key is among that block's own keys: a
+                # prompt's keys that responses repeat have no home of their own.
                 homes[block.queries[block.is_query], part.first : part.first + part.count] = found
                 first += places.numel()
         return torch.where(homes < 0, first, homes).flatten()
@@ -261,6 +266,7 @@ def altered_attention(
         if altered.sinks is not None:
             own = altered.sinks.float().repeat_interleave(scores.shape[2] * heads.shared // queries)
             scores = torch.cat([scores, own.view(1, heads.shared, -1, 1).expand(len(scores), -1, -1, -1)], -1)
+        # The sink takes its share of the sum and adds no value.
         policy = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
         found.append((policy @ value).flatten(0, 2))
     return _brought_home(found, branches.homes(heads.parts[:1], queries)).view(len(made), queries, -1)
@@ -364,11 +370,14 @@ class _Branched(torch.autograd.Function):
             bias = branches.bias(number, heads.queries // heads.shared, torch.float32, ctx.window)
             d_query, *d_keys = _gradients((*given, out), bias, ctx.scale)
             if number == 0:
+                # Prompts are block 0. Gradients of their keys come from every response as well, and are added up in
+                # float32.
                 of_prompts = [d_key.float() for d_key in d_keys]
             else:
                 for of_prompt, d_key in zip(of_prompts, d_keys, strict=True):
                     of_prompt.index_add_(0, branches.rows(number), d_key[:, :, : block.prefix].float())
             found += [each.flatten(0, 2) for each in (d_query, *d_keys)]
+        # Only now are the keys of prompts complete.
         found[1:3] = [of_prompt.to(made.dtype).flatten(0, 2) for of_prompt in of_prompts]
         return _brought_home(found, branches.homes(heads.parts, heads.total)).view_as(made), None, None, None, None
 

@@ -28,6 +28,7 @@ def write(named: Iterable[tuple[str, Tensor]]) -> Path:
     seen: set[int] = set()
     for name, tensor in named:
         here = tensor.detach().to("cpu").contiguous()
+        # safetensors refuses tensors that share memory.
         tensors[name] = here.clone() if here.data_ptr() in seen else here
         seen.add(here.data_ptr())
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

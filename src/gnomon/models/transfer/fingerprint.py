@@ -58,6 +58,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     flat = tensor.detach().contiguous().reshape(-1)
     # One element may have any stride, and would not be viewed as bytes.
     bytes_ = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+    # A view as 64-bit words must begin at a multiple of eight bytes.
     if bytes_.storage_offset() % _WORD:
         bytes_ = bytes_.clone()
     return Fingerprint(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _digest(bytes_))
@@ -95,6 +96,7 @@ def _cast(tensor: Tensor, held: Fingerprint) -> Tensor:
 
 def _digest(bytes_: Tensor) -> int:
     whole = len(bytes_) // _BLOCK * _BLOCK
+    # (blocks, 256, 128) words; some blocks at a time, so that the second pass finds them in the cache.
     blocks = list(bytes_[:whole].view(torch.int64).view(-1, _ROWS, _COLUMNS).split(_CACHED_BLOCKS)) if whole else []
     if whole < len(bytes_):
         padded = torch.nn.functional.pad(bytes_[whole:], (0, -len(bytes_) % (_COLUMNS * _WORD)))

@@ -85,5 +85,6 @@ def viewed(memory: Bytes) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
     plain = np.ascontiguousarray(memory)
     shown: Any = (ctypes.c_uint8 * plain.size).from_address(plain.ctypes.data)
+    # The array must outlive the tensor, which knows only the address.
     shown.keeps = plain
     return torch.frombuffer(shown, dtype=torch.uint8)

@@ -26,7 +26,7 @@ def rounded(snapshot: Snapshot, kind: Kind, axes: Mapping[str, int]) -> Snapshot
 
     Args:
         axes: Name to the axis over which a matrix's inputs run; each output channel has a scale of its own. Weights
-            that are not named travel as they are: see `models.linear.input_axes` for which and why.
+            that are not named travel as they are: see `cpu.packed_linear.input_axes` for which and why.
     """
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -38,6 +38,7 @@ def rounded(snapshot: Snapshot, kind: Kind, axes: Mapping[str, int]) -> Snapshot
 
 def round_matrix(weights: Tensor, kind: Kind, axis: int = -1) -> Tensor:
     """Return ``weights``, at least two axes of them, rounded for each channel; ``axis`` is that of its inputs."""
+    # (..., inputs) becomes (channels, inputs): one row a channel, which has its own scale.
     moved = weights.detach().movedim(axis, -1)
     channels = moved.reshape(-1, moved.shape[-1])
     result = torch.empty_like(channels)
@@ -62,6 +63,7 @@ def fp8(channels: Tensor) -> Tensor:
     # The number is fraction * 2^exponent with fraction in [1/2, 1): exactly 1/2 needs one power less.
     scale = torch.ldexp(torch.ones_like(fraction), exponent - (fraction == 0.5).int())
     # Adding 1.5 * 2^23 units and subtracting it again leaves whole units: here the format's least step, 2^-9.
+    # 1.5 * 2^23 steps of 2^-9.
     shift = scale * (1.5 * 2**14)
     small = (channels + shift).sub_(shift)
     # Rounding half to even at the 4th significant bit is an addition to the float's own bits.
