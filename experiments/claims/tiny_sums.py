@@ -18,8 +18,8 @@ from experiments.claims.pretrain import PretrainingTask
 from safetensors.torch import save_file
 from torch import nn
 
-from gnomon.models.load import merged_tensors
 from gnomon.models.logprobs import TokenScorer
+from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TINY_MODELS, TINY_SUMS, TinyConfig, tiny_model, tiny_tokenizer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import build_split

@@ -23,8 +23,9 @@ from experiments.claims.pretrain import PretrainingTask
 from torch import nn
 
 from gnomon.core.errors import ConfigError
-from gnomon.models.load import merged_tensors, write_model
+from gnomon.models.load import write_model
 from gnomon.models.logprobs import TokenScorer
+from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model, tiny_tokenizer
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask, TaskConfig, build_split, check_context

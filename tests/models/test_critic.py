@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 from gnomon.core.errors import ModelError
 from gnomon.models import default
 from gnomon.models.critic import HEAD_FILE, CausalCritic, ValueScorer, check_critic, head_for, load_critic, write_critic
-from gnomon.models.load import BUILT_IN, merged_tensors, write_model
+from gnomon.models.load import write_model
+from gnomon.models.lora import merged_tensors
+from gnomon.models.place import BUILT_IN
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[7, 8, 9, 10], [7, 8, 11, 12]])

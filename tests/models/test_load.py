@@ -8,16 +8,8 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
-from gnomon.models.load import (
-    check_model,
-    check_weights,
-    load_model,
-    load_tokenizer,
-    merged_tensors,
-    read_tokenizer,
-    write_model,
-)
-from gnomon.models.lora import LoraConfig
+from gnomon.models.load import check_model, check_weights, load_model, load_tokenizer, read_tokenizer, write_model
+from gnomon.models.lora import LoraConfig, merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
 

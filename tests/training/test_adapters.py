@@ -167,6 +167,10 @@ def test_what_is_no_plain_adapter_is_refused(trained: Path, tmp_path: Path, sett
             lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(2, 2)}),
             "lm_head.weight, which is no",
         ),
+        (
+            lambda held: held.update({"base_model.model.model.norm.lora_A.weight": torch.zeros(4, 64)}),
+            r"not of this model: .* is \[4, 64\], and model.norm is \[64\]",
+        ),
         (lambda held: [held.update({f"{n}.x": held.pop(n)}) for n in [*held]], "weight.x, which is no plain adapter"),
     ],
 )

@@ -84,6 +84,7 @@ class Broadcast:
     def _tell(self, actor: Any, what: str, told: Mapping[str, Any]) -> None:
         import ray
 
+        # Without a time limit: `BroadcastGroup` watches the engines, and ends the run if one of them hangs.
         reply = ray.get(actor.transfer.remote(what, dict(told), self._version))
         if reply.fault is not None:
             raise EngineError(reply.fault[1])

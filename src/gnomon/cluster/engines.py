@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -47,7 +47,7 @@ class ActorReply:
 
 @dataclass(frozen=True)
 class FetchStats:
-    """The cost of one load.
+    """The cost of one load, or of several.
 
     Attributes:
         size: Fetched bytes.
@@ -56,10 +56,24 @@ class FetchStats:
         overlapped: Seconds of the fetch during which the engine also decoded.
     """
 
-    size: int
-    tensors: int
-    seconds: float
-    overlapped: float
+    size: int = 0
+    tensors: int = 0
+    seconds: float = 0.0
+    overlapped: float = 0.0
+
+    def __add__(self, other: "FetchStats") -> "FetchStats":
+        return FetchStats(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of these loads."""
+        return Metrics.of(
+            {
+                "weights/sent_bytes": Sum(self.size),
+                "weights/sent_tensors": Sum(self.tensors),
+                "weights/overlap_fraction": Mean(self.overlapped, self.seconds),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class EngineActor:
         self._kept: Mapping[Any, Piece] = {}
         self._loading = asyncio.Lock()
         self._began = 0.0
-        self._received = FetchStats(0, 0, 0.0, 0.0)
+        self._received = FetchStats()
         self._fault: EngineError | None = None
         self._numbers = itertools.count(1)
         self._clock = _Clock()
@@ -196,6 +210,7 @@ class EngineActor:
         except GnomonError as error:
             fault = (type(error).__name__, str(error))
         except Exception as error:
+            # Any other error's class may not exist in the run's process, so only its text travels.
             fault = (EngineError.__name__, f"{type(error).__name__}: {error}")
         version, beats = (-1, 0) if self._engine is None else (self._engine.version, self._engine.beats)
         return ActorReply(value, next(self._numbers), version, beats, fault)
@@ -366,6 +381,7 @@ class RemoteEngine:
         try:
             either: set[asyncio.Future[Any]] = {asked, self._gone}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            # The cluster is gone: Ray would never finish the call.
             if not asked.done():
                 raise EngineError(self._actors.fault)
             reply: ActorReply = asked.result()
@@ -411,41 +427,11 @@ class RemoteEngine:
             raise EngineError("the engine is closed")
 
 
-@dataclass
-class Tally:
-    """The cost of all loads since the last call of `take`."""
-
-    size: int = 0
-    tensors: int = 0
-    seconds: float = 0.0
-    overlapped: float = 0.0
-
-    def add(self, fetched: FetchStats) -> None:
-        """Count one load."""
-        self.size += fetched.size
-        self.tensors += fetched.tensors
-        self.seconds += fetched.seconds
-        self.overlapped += fetched.overlapped
-
-    def take(self) -> Metrics:
-        """Return the metrics since the last call, over all engines, and reset them."""
-        taken = Metrics.of(
-            {
-                "weights/sent_bytes": Sum(self.size),
-                "weights/sent_tensors": Sum(self.tensors),
-                "weights/overlap_fraction": Mean(self.overlapped, self.seconds),
-            }
-        )
-        self.size = self.tensors = 0
-        self.seconds = self.overlapped = 0.0
-        return taken
-
-
 class RemoteEngines:
     """Starts and restarts the engines of a run in their places."""
 
     def __init__(self, actors: Actors, places: Mapping[str, int], spec: EngineSpec, timeout_seconds: float) -> None:
-        self.tally = Tally()
+        self._fetched = FetchStats()
         self._actors, self._places, self._spec = actors, places, spec
         self._cache = WeightCache()
         self._look_seconds = min(_LOOK_SECONDS, timeout_seconds / _LOOKS)
@@ -454,7 +440,15 @@ class RemoteEngines:
     def start(self, name: str) -> RemoteEngine:
         """Start the engine of that name and return at once."""
         place = self._places[name]
-        return RemoteEngine(self._actors, place, self._spec, self._cache, self.tally.add, self._look_seconds)
+        return RemoteEngine(self._actors, place, self._spec, self._cache, self._count, self._look_seconds)
+
+    def take_metrics(self) -> Metrics:
+        """Return the metrics of all loads since the last call, over all engines."""
+        taken, self._fetched = self._fetched.metrics, FetchStats()
+        return taken
+
+    def _count(self, fetched: FetchStats) -> None:
+        self._fetched += fetched
 
     async def restart(self, name: str) -> Engine:
         """Restart the engine of that name and wait until it is ready.
@@ -510,7 +504,7 @@ def serve_remotely(
     # A broadcast group cannot take in a new member.
     restart = None if spec.receives else engines.restart
     pool = EnginePool(started, timeout_seconds, vocabulary_size, warn, restart, all_required=bool(spec.receives))
-    return pool, engines.tally.take, started
+    return pool, engines.take_metrics, started
 
 
 def error_of(kind: str, said: str) -> Exception:

@@ -72,6 +72,7 @@ class GraderActor:
     async def open(self) -> Said:
         """Import the rewards and fork the workers; reply with host name and process id."""
         spec, home = self._spec, (socket.gethostname(), os.getpid())
+        # Before the rewards are imported, since user code may read a variable at import.
         os.environ.update(spec.environment)
         if Path(spec.folder).is_dir():
             os.chdir(spec.folder)
@@ -228,6 +229,7 @@ class Graders:
         handle.busy += 1
         asked = awaited(getattr(actor, method).remote(line))
         try:
+            # A grader may take long over a sample; every 10 s a heartbeat tells that from a dead one.
             while not asked.done():
                 await asyncio.wait({asked}, timeout=_LOOK_SECONDS)
                 if asked.done():

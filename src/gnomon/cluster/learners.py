@@ -169,6 +169,7 @@ class LearnerActor:
             value = self._commands[do](**unboxed(text, memory), **carried)
         except Exception as raised:
             return LearnerReply(*boxed(None), error=error_payload(raised))
+        # References that only Ray can carry go beside the boxed value.
         if isinstance(value, WeightsRef | Sent):
             return LearnerReply(*boxed(None), shelved=value)
         return LearnerReply(*boxed(value))
@@ -183,6 +184,7 @@ class LearnerActor:
         if self._broadcast is not None:
             return self._broadcast.send(version)
         snapshot = self._rank.learner.snapshot()
+        # Rounded before they are put, so that the store holds, and engines fetch, the rounded numbers.
         if kind != "none":
             snapshot = rounded(snapshot, kind, axes)
         found = self._store.put(version, (snapshot.parts or snapshot.tensors)(), lasting=mesh.current_mesh().is_whole)
@@ -329,6 +331,7 @@ class RayWorkerGroup:
         # The folder itself may not exist yet; what lies above it is on the same disk.
         there = next(place for place in (folder, *folder.parents) if place.is_dir())
         probe, wanted = real_path(there) / _PROBE, secrets.token_hex(16)
+        # A random content: another machine may have a file of the same name, left by another run.
         probe.write_text(wanted, encoding="ascii")
         try:
             asked = [(member, member.actor.can_read.remote(str(probe), wanted)) for member in self.members]
@@ -408,6 +411,7 @@ class RayWorkerGroup:
             with path.open("wb") as file:
                 for start in range(0, size, _PIECE_BYTES):
                     count = min(_PIECE_BYTES, size - start)
+                    # In chunks of 64 MiB, since each one passes through the object store whole.
                     file.write(self._asked(first, first.actor.read_chunk.remote(name, start, count)).data)
         self._asked(first, first.actor.cleanup.remote())
 

@@ -232,6 +232,8 @@ class Cluster:
         options: dict[str, Any] = {
             "num_cpus": room.cpus / room.actors,
             "num_gpus": room.gpus / room.actors,
+            # gnomon restarts what it lost by itself: an actor that Ray restarts would have lost its state without a
+            # word.
             "max_restarts": 0,
             "max_task_retries": 0,
         }
@@ -357,6 +359,7 @@ class Cluster:
         """Name a bundle that is larger than every machine; "" if each bundle fits on a machine."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for place in self.places:
+            # A bundle lies on one machine, so the sum of the cluster's resources is not enough.
             if not any(all(node.get(kind, 0) >= count for kind, count in place.bundle.items()) for node in nodes):
                 return f", and no node has room for {asked([place])}"
         return ""

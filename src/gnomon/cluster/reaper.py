@@ -32,6 +32,8 @@ def users_of(folder: Path, spared: Collection[int]) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*/fd"):
         number = int(entry.parent.name)
         with contextlib.suppress(OSError):
+            # By open files and not by parents: Ray's servers outlive the command that started them, and belong to init
+            # then.
             opened = (os.readlink(link) for link in entry.iterdir())
             if number not in spared and any(path.startswith(f"{folder}/") for path in opened):
                 found.append(number)

@@ -408,6 +408,7 @@ class HeadMonitor:
         self._address, self._ask = address, ask
         self._is_over = threading.Event()
         self._open = self._answered = time.monotonic()
+        # Two, since a question to a head that hangs never returns, and a port can be open without a head behind it.
         for work in (self._watch_head, self._converse):
             threading.Thread(target=work, name="gnomon-watch", daemon=True).start()
 

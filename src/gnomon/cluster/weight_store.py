@@ -86,6 +86,7 @@ class WeightsRef:
     def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
         """Return the fingerprints of the weights in the precision of ``held``."""
         prints = {name: spot.print for name, spot in self.spots.items()}
+        # Only these are read: the fingerprint of a cast needs the numbers, that of equal types does not.
         cast = [name for name, print_ in prints.items() if name in held and held[name].dtype != print_.dtype]
         return {**prints, **expected(self._read(cast), held)}
 
@@ -248,6 +249,8 @@ def _separate(named: Iterable[tuple[str, Tensor | Adapted]], sums: dict[str, _Ho
         if isinstance(weight, Tensor):
             yield name, weight
             continue
+        # Merged here once for the fingerprint, although the merged weight does not travel: every reader must make the
+        # same bits.
         sums[name] = weight.scale, weight.is_transposed, fingerprint(merged(weight))
         yield from ((name + _BASE, weight.base), (name + _UP, weight.up), (name + _DOWN, weight.down))
 

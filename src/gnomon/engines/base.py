@@ -62,6 +62,7 @@ class ContextLimits:
             raise ConfigError("cannot generate from an empty prompt: give at least a beginning-of-text token")
         self.check_ids("prompt", prompt)
         whole = len(prompt) + budget
+        # The whole budget has to fit, so that no row can outgrow the context.
         if self.context_length is not None and whole > self.context_length:
             raise ConfigError(
                 f"a prompt of {len(prompt)} tokens and max_completion_length = {budget} make {whole}, beyond the "

@@ -160,6 +160,7 @@ class Batcher:
         Raises:
             EngineError: The model's logits are not finite.
         """
+        # A row whose caller gave up would only cost time; its slot is free for one that waits.
         self._drop_unwanted()
         self._admit()
         if not self._active:
@@ -239,6 +240,7 @@ class Batcher:
             row.logprobs.append(p)
             row.full_logprobs.append(q)
             stops = row.request.stops
+            # A stop token counts as the answer's last token, and is trained.
             if token in row.request.sampling.stop_ids or (stops is not None and stops.are_completed_by(row.tokens)):
                 finished.append((slot, "stop"))
             elif row.room == 0:
@@ -275,6 +277,7 @@ class Batcher:
         row, last = self._active[slot], self._active.pop()
         if row.request.sampling.record_routing:
             row.experts = self._decoder.experts(slot)
+        # As in the decoder: the last row takes the slot.
         if last is not row:
             self._active[slot] = last
         self._decoder.leave(slot)

@@ -124,6 +124,7 @@ class Grammar:
             if found and min(found) <= most:
                 return ""
             answer = self.written(seed)
+            # Only answers that are over count; one that was cut at `_LONGEST` says nothing of the shortest.
             found += [len(answer)] * (answer[-1] in self.stop_ids)
         if min(found, default=_LONGEST) <= most:
             return ""
@@ -209,6 +210,7 @@ def allowed_tokens(states: Sequence[GrammarState], answers: Sequence[Sequence[in
     words = np.zeros((len(states), -(-width // 32)), dtype=np.int32)
     for state, tokens, row in zip(states, answers, words, strict=True):
         state.fill(tokens, row)
+    # Bit i of word w is token 32 w + i, on little-endian machines also in the order of bytes.
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=width, bitorder="little")
     return torch.from_numpy(bits.view(np.bool_))
 
@@ -250,6 +252,7 @@ def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
     Raises:
         ConfigError: One ends in nothing.
     """
+    # A grammar can be fine in characters and a dead end in this model's tokens.
     for seed in range(_TRIALS):
         random, state, answer = np.random.default_rng(seed), GrammarState(start.deep_copy()), list[int]()
         while len(answer) < _TRIAL_TOKENS and not (answer and answer[-1] in stop_ids):

@@ -157,6 +157,8 @@ class LocalEngine:
 
     def _post(self, loop: asyncio.AbstractEventLoop, seen: int) -> None:
         """Send the arrivals once a whole turn of the loop has brought no more."""
+        # A caller that was woken in this turn may ask at once; one more turn without arrivals says that all have
+        # asked.
         if len(self._arrivals) > seen:
             loop.call_soon(self._post, loop, len(self._arrivals))
             return

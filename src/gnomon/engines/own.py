@@ -134,6 +134,7 @@ class _InThread:
 
     async def _there(self, call: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
+            # Made with the first call: an engine that is never asked needs no thread.
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="gnomon-own-engine", daemon=True).start()
 
@@ -182,6 +183,7 @@ async def try_own(kind: str, engines: EnginePool, prompt: Sequence[int], asked: 
         fault = await fault_of_draws(engine, prompt, temperature, nats)
         return fault or (await fault_of_grammar(engine, prompt, asked) if asked.grammar.is_set else None)
 
+    # Every engine is tried by itself: several may run on different machines.
     for name, fault in (await engines.each(fault_of)).items():
         if fault is not None:
             raise ConfigError(f"engine.kind = '{kind}', tried before training ({name}): {fault}; {_line('generate')}")

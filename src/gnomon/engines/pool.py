@@ -206,6 +206,7 @@ class Replica:
         """Take the engine out, and wake all callers that wait for it."""
         if self.cause is None:
             self.cause = cause
+            # All callers that wait for this engine wake at once.
             if self._gone is not None and not self._gone.done():
                 self._gone.set_result(None)
 
@@ -434,6 +435,7 @@ class EnginePool:
     async def _load(self, member: Replica, snapshot: Snapshot) -> None:
         member.versions.add(snapshot.version)
         await member.ask(lambda engine: engine.load(snapshot), is_alone=True)
+        # An engine of a user's own may load and forget to say so; its answers would carry a wrong version.
         if member.engine.version != snapshot.version:
             member.lose(f"it says version {member.engine.version!r} after it was given {snapshot.version}")
 
@@ -444,6 +446,7 @@ class EnginePool:
             with suppress(ReplicaLost):
                 await work(member)
             self._note(member)
+            # Checked as soon as one is lost: the others may wait for it in a broadcast for ever.
             if self._all_required:
                 self._check()
 

@@ -67,6 +67,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
         uniforms: Float64[R] in [0, 1). Row r depends on ``logits[r]`` and ``uniforms[r]`` alone.
     """
     if sampling.is_greedy:
+        # argmax takes the first of equal numbers.
         tokens = logits.argmax(dim=-1)
         own = logits.float().log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
         return Draws(tokens, own, own)
@@ -75,6 +76,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Draws:
         tokens, logprobs = kernels.sample(logits.contiguous(), uniforms.contiguous(), sampling.temperature)
         return Draws(tokens, logprobs, logprobs)
     wide = logits.float()
+    # Shifted by the largest, so that exp cannot overflow; the shift cancels in every ratio.
     largest = wide.amax(dim=-1, keepdim=True)
     shifted = wide - largest
     if sampling.temperature != 1.0:
@@ -158,6 +160,7 @@ def _nucleus_floor(shifted: Tensor, masses: Tensor, floor: Tensor, top_p: float)
     Only the likeliest few hundred are sorted, more when they do not hold enough: the same answer as a full sort.
     """
     left = torch.where(shifted >= floor, masses, 0.0)
+    # Of what top-k left, not of 1: top-p looks at the renormalized rest.
     needed = top_p * left.sum(dim=-1, keepdim=True, dtype=torch.float64)
     width, count = shifted.shape[1], min(_CANDIDATES, shifted.shape[1])
     while True:
@@ -192,6 +195,8 @@ def _pick(levels: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """
     total = levels[:, -1:].contiguous()
     target = fraction * total
+    # right=True: a uniform of exactly a level's value belongs to the next entry, so entries without mass are never
+    # drawn.
     passing = torch.searchsorted(levels, target, right=True)
     entry = torch.minimum(passing, torch.searchsorted(levels, total)).clamp_(max=levels.shape[1] - 1)
     below = torch.where(entry > 0, levels.gather(1, (entry - 1).clamp(min=0)), 0.0)

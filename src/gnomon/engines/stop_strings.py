@@ -104,6 +104,7 @@ def cut_at_stop(text: str, done: Completion, sampling: SamplingConfig) -> str:
     >>> cut_at_stop("4</answer>\n\n", done, SamplingConfig(stop="</answer>"))
     '4'
     """
+    # An answer that ended by its length may hold the beginning of a stop string, and no whole one.
     if done.stop != "stop" or not sampling.stop_strings:
         return text
     ended = _cut(text, sampling)
@@ -127,5 +128,6 @@ def _cut(text: str, sampling: SamplingConfig) -> str | None:
     found = [(place + len(s), place) for s in sampling.stop_strings if (place := text.find(s)) >= 0]
     if not found:
         return None
+    # The string that ends first; of several that end there, the one that begins first.
     end, begin = min(found)
     return text[: end if sampling.include_stop else begin]

@@ -191,6 +191,7 @@ class EngineThread:
                 message = self._next()
         except Exception as error:
             self._batcher = None
+            # The batcher is dropped with its rows: after a failed step the cache is in no known state.
             failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             failed = [
@@ -295,6 +296,7 @@ class ReleasedWeights:
     def restore(self) -> None:
         """Allocate the memory again; what is in it is undefined."""
         with torch.inference_mode(False), torch.no_grad():
+            # One storage for all tensors that shared one, so that tied and joined weights are tied and joined again.
             memory = {key: torch.UntypedStorage(size, device=device) for key, (size, device) in self._sizes.items()}
             for tensor, key, offset, shape, stride in self._places:
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

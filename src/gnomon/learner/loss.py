@@ -18,8 +18,8 @@ from gnomon.core.types import Batch, State
 from gnomon.learner.mesh import Mesh, SingleProcess, agree
 from gnomon.learner.optimizer import sound
 from gnomon.learner.precision import Masters
-from gnomon.models.load import trainable
 from gnomon.models.logprobs import TokenScores
+from gnomon.models.lora import trainable
 from gnomon.models.quantized import stored
 
 
@@ -226,6 +226,7 @@ class LossAccumulator:
         """Add one cut's loss."""
         total = float(loss.total.detach())
         if not math.isfinite(total) and not self.fault:
+            # Noted and not raised here: the other processes would wait for this one in the next pass.
             self.fault = (
                 f"the loss is not finite: {total}, from {_listed(loss.parts)}; no weight was changed. A "
                 "log-probability, reward or advantage of this step is out of range: look at its rollouts"

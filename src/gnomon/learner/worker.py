@@ -42,6 +42,7 @@ class LearnerWorker:
         self._storing: Future[list[str]]
         self.learner: TorchLearner
         self.commands: Mapping[str, Callable[..., Any]] = {
+            # By name: the same names travel through sockets and through Ray.
             "join": self._join,
             "load": self._load,
             "score": lambda batch, needs: self._in_first(asyncio.run(self.learner.score(batch, set(needs)))),
@@ -155,7 +156,9 @@ def _watch(folder: str) -> None:
 def main() -> None:
     """Serve on the socket that was inherited."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    # A child of this process that kept the socket open would hide this process's end from the run.
     connection.set_inheritable(False)
+    # A thread of its own, since the main thread may be in an exchange that never ends when the run is killed.
     threading.Thread(target=_watch, args=(sys.argv[2],), name="gnomon-guard", daemon=True).start()
     serve(Channel(connection))
     # Not an ordinary exit: torch.distributed's shutdown would wait for processes that may be gone already.

@@ -182,6 +182,7 @@ class LocalWorkerGroup:
         with packed(arguments) as (text, file):
             for rank in ranks:
                 try:
+                    # One memory file for all ranks: each maps it, and the arguments exist once.
                     self.members[rank].channel.send({"do": do, "text": text}, file)
                 except OSError:
                     raise self._lost(self.members[rank], "is gone") from None
@@ -228,6 +229,7 @@ class LocalWorkerGroup:
     def close(self) -> None:
         """Hang up, and wait until they are gone."""
         for member in self.members:
+            # All hang up first, so that the ranks end at the same time.
             member.connection.close()
         for member in self.members:
             member.end(_EXIT_SECONDS)
@@ -241,6 +243,7 @@ class LocalWorkerGroup:
     def _check_running(self, member: LocalWorkerHandle) -> None:
         """Raise WorkerLost when a process has been stopped for too long."""
         now = time.monotonic()
+        # The time at which it was first seen stopped; infinity forgets that as soon as it runs again.
         since = min(self._stopped.get(member.rank, math.inf), now) if is_stopped(member.program.pid) else math.inf
         self._stopped[member.rank] = since
         if now - since > STILL_SECONDS:

@@ -18,6 +18,7 @@ def auto_class(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     stated = config.architectures or ()
+    # The language model alone is preferred: it needs no parts for images.
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if any(name in classes_of(auto, config) for name in stated):
             return auto
@@ -73,6 +74,7 @@ def check_architecture(config: Any, name: str, trust_remote_code: bool) -> None:
     if remote and trust_remote_code:
         return
     made = classes_of(auto_class(config), config)
+    # An encoder's config can make a causal model too, of weights that were never trained as one.
     if not made or config.is_encoder_decoder or (stated and not any(map(_writes_text, stated))):
         fix = "; it brings its own code, so set trust_remote_code = true if you trust it" if remote else ""
         raise ModelError(

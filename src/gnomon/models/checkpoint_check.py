@@ -12,8 +12,8 @@ from torch import nn
 
 from gnomon.core.errors import ModelError
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
-from gnomon.models.load import check_headers, load_model, local_folder, merged_tensors, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_adapter, check_rank, check_targets, misfits, other_base
+from gnomon.models.load import check_headers, load_model, local_folder, read_tokenizer
+from gnomon.models.lora import LoraConfig, check_adapter, check_rank, check_targets, merged_tensors, misfits, other_base
 from gnomon.models.place import TINY, TINY_MIXTURE
 from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline
@@ -70,6 +70,7 @@ def try_checkpoint(
             repaired.save_pretrained(folder)
             tokenizer.save(folder)
             belongings.write(folder)
+        # What a run would find out when it is resumed, hours later.
         with parsed(f"model '{name}': a checkpoint of it cannot be loaded again"), no_report():
             check_form(empty, folder, trust_remote_code)
             again = read_tokenizer(str(folder), trust_remote_code)
@@ -137,6 +138,7 @@ def _adapters(empty: nn.Module, lora: LoraConfig | None) -> list[str]:
         return []
     check_targets(empty, lora)
     check_adapter(empty, lora)
+    # One line for a kind of layer, not for each of its layers.
     left_out = {name.rpartition(".")[2]: why for name, why in misfits(empty).items()} if lora.is_everything else {}
     narrow = check_rank(empty, lora)
     left = None if lora.quantized is None else check_quantizable(empty, lora.quantized)

@@ -15,17 +15,17 @@ from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models.backbone import Backbone
 from gnomon.models.forward import body_of
 from gnomon.models.load import (
-    BUILT_IN,
     config_of,
     load_model,
     load_tokenizer,
     local_folder,
-    merged_tensors,
     model_config,
     model_writer,
     place_of,
     read_tokenizer,
 )
+from gnomon.models.lora import merged_tensors
+from gnomon.models.place import BUILT_IN
 from gnomon.models.tiny import TINY_MODELS, tiny_model
 from gnomon.models.token_strings import parsed, untrusted
 from gnomon.models.tokenizer import Tokenizer

@@ -97,6 +97,7 @@ class Forward:
             ModelError: If the model lacks an argument.
         """
         if cache is not None:
+            # Without a known name the newest one is passed, so that `checked_arguments` refuses it by name.
             arguments[self.cache_name or CACHE_NAMES[0]] = cache
         known = checked_arguments(self.model, self.names, arguments | {"logits_to_keep": keep})
         placed = {name: _on(value, self.device) for name, value in known.items()}

@@ -75,6 +75,8 @@ class HfNames:
             ModelError: Naming every missing, unknown or wrongly shaped weight.
         """
         given = dict(tensors)
+        # transformers' conversion ignores names that it does not know, so a typo would be a missing weight without a
+        # word.
         missing, extra = sorted(self.shapes.keys() - given.keys()), sorted(given.keys() - self.shapes.keys())
         if missing or extra:
             raise ModelError(f"these are not the model's weights: missing {missing}, unknown {extra}")

@@ -7,7 +7,8 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError, RunError
 from gnomon.models import default
-from gnomon.models.load import BUILT_IN, local_folder
+from gnomon.models.load import local_folder
+from gnomon.models.place import BUILT_IN
 from gnomon.models.token_strings import first_line
 
 # What a loader reads: files of an earlier upload that a new one lacks would be read beside it.

@@ -243,6 +243,7 @@ class AlignedCache(Cache):
         # Buffers about double as rows grow, but not beyond what the rows may still need: copies cost as much as a few
         # steps, and unused columns memory.
         columns = max(now.columns, end + max(_LEAST_ROOM, min(room, max(end, 4 * _LEAST_ROOM))))
+        # The used columns move to end at ``end``, with free columns behind them.
         made = Frame(now.rows, end - used, end, max(rows, now.capacity), columns)
         for layer in self.aligned:
             layer.relocate(made)

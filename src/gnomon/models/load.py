@@ -15,8 +15,8 @@ from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, u
 from gnomon.models import default
 from gnomon.models.auto_class import auto_class, check_architecture, empty_model, made_by
 from gnomon.models.folder import check_json, moved, savable
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config, trainable
-from gnomon.models.place import BUILT_IN, TINY, check_hub, check_place, default_folder, is_prepared
+from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config
+from gnomon.models.place import BUILT_IN, check_hub, check_place, default_folder, is_prepared
 from gnomon.models.quantized import quantize
 from gnomon.models.tiny import TINY_MODELS, tiny_model, tiny_tokenizer
 from gnomon.models.token_strings import first_line, parsed, untrusted
@@ -37,22 +37,6 @@ from gnomon.models.weights_check import (
     refuse,
     weight_files,
 )
-
-__all__ = [
-    "BUILT_IN",
-    "TINY",
-    "LoraConfig",
-    "Tokenizer",
-    "check_model",
-    "check_weights",
-    "load_model",
-    "load_tokenizer",
-    "merged_tensors",
-    "model_config",
-    "model_writer",
-    "trainable",
-    "write_model",
-]
 
 _OUTPUTS = {
     "return_dict": True,
@@ -155,6 +139,7 @@ def load_model(
     shape = TINY_MODELS.get(name)
     model = tiny_model(0, shape, dtype) if shape else _from_pretrained(place_of(name), dtype, trust_remote_code)
     if lora is not None:
+        # Adapters before quantizing: peft finds plain linear layers, and only frozen ones are then replaced.
         model = adapt(model, lora, _base(name))
         model = model if lora.quantized is None else quantize(model, lora.quantized, device)
     # Move last: adapters are drawn on the CPU, so that a seed gives the same weights on every device.

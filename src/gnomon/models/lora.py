@@ -399,14 +399,16 @@ def check_adapter(model: nn.Module, plan: LoraConfig) -> None:
                 "linear layer; merge it into its base model (peft: merge_and_unload) and give that folder"
             )
         weight = getattr(modules.get(place), "weight", None)
-        rows, columns = (0, 0) if weight is None else weight.shape
+        sides = [] if weight is None else list(weight.shape)
         # GPT-2's Conv1D stores (inputs, outputs).
         if weight is not None and any(_is_conv1d(kind) for kind in type(modules[place]).__mro__):
-            rows, columns = columns, rows
+            sides.reverse()
+        # A norm has one axis, a convolution three: no adapter of a linear layer fits them.
+        rows, columns = sides if len(sides) == 2 else (0, 0)
         if tuple(tensor.shape) != ((plan.rank, columns) if which == "A.weight" else (rows, plan.rank)):
             raise ModelError(
                 f"the adapter '{plan.adapter}' is not of this model: {name.removeprefix(_PREFIX)} is "
-                f"{list(tensor.shape)}, and {place} {f'is {[rows, columns]}' if weight is not None else 'is not there'}"
+                f"{list(tensor.shape)}, and {place} {f'is {sides}' if weight is not None else 'is not there'}"
             )
     if isinstance(plan.targets, tuple):
         chosen = [n for n in modules if any(f".{n}".endswith(f".{target}") for target in plan.targets)]

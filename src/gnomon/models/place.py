@@ -63,6 +63,7 @@ def check_hub(name: str) -> bool:
 
     hint = f"{unknown('model', name, BUILT_IN)}; it is not a local folder"
     try:
+        # The cache first: a cached model needs no network.
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return True
     except HFValidationError as error:
@@ -149,6 +150,7 @@ def modules_of(name: str) -> Collection[str]:
     try:
         file = file if file.is_file() else try_to_load_from_cache(name, "config.json")
         config = json.loads(read_plain(Path(file)))
+        # Remote code may name its modules otherwise.
         is_common = config["model_type"] in ("llama", "mistral", "qwen2", "qwen3") and "auto_map" not in config
     except (HFValidationError, OSError, ValueError, TypeError, KeyError):
         return ()

@@ -124,6 +124,7 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     for part in weight.reshape(-1).split(AT_ONCE_GPU):
         blocks = functional.pad(part.float(), (0, -len(part) % BLOCK)).view(-1, BLOCK)
         most = blocks.abs().amax(1)
+        # (pairs, 2): two codes of four bits share a byte.
         nearest = torch.bucketize(blocks / most.clamp_min(_LEAST)[:, None], edges).to(torch.uint8).view(-1, 2)
         found.append((nearest[:, 0] << 4 | nearest[:, 1], most))
     codes, blockwise = zip(*found, strict=True)
@@ -173,6 +174,7 @@ def quantize(model: nn.Module, kind: Kind, device: torch.device | str = "cpu") -
     for name, layer in quantizable(model).items():
         if not layer.weight.requires_grad:
             parent, _, own = name.rpartition(".")
+            # One after another, so that the plain weights of one layer at a time lie beside their codes.
             setattr(model.get_submodule(parent), own, QuantizedLinear(layer, kind, device))
     return model
 

@@ -26,6 +26,7 @@ def response_logprobs(
         return []
     ids = torch.tensor([[*prompt, *response]])
     logits: Tensor = Forward(model)(ids, keep=len(response) + 1, use_cache=False).logits
+    # (responses' tokens, vocabulary): the position before each token predicts it.
     log_policy = (logits[0, -len(response) - 1 : -1].float() / temperature).log_softmax(-1)
     chosen = torch.tensor(response, device=log_policy.device)[:, None]
     scores: list[float] = log_policy.gather(1, chosen)[:, 0].tolist()

@@ -32,6 +32,7 @@ def revision(model: str) -> str:
         named = list(_texts(json.loads(config.read_text(encoding="utf-8")).get("auto_map")))
     if not named:
         return ""
+    # The hub's cache names a snapshot's folder after its commit.
     own = _digest(folder) if folder.is_dir() else f"commit {config.parent.name}"
     others = sorted({name.partition(_ELSEWHERE)[0] for name in named if _ELSEWHERE in name})
     return ", ".join([own, *(f"{other} {_commit(other)}" for other in others)])

@@ -238,6 +238,7 @@ def _substitute(model: nn.Module, experts: Tensor | None) -> Iterator[Recorder]:
 
 def _routers(model: Any) -> list[nn.Module]:
     found = [module for module in model.modules() if _is_router(module)]
+    # A router of another form would be left alone, and replay would do nothing without a word.
     if not found and expert_count(model) > 1:
         raise ConfigError(_unknown_form(type(model).__name__, "no such router was found in it"))
     return found

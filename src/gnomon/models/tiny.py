@@ -80,6 +80,7 @@ def tiny_model(seed: int = 0, config: TinyConfig | None = None, dtype: torch.dty
     from transformers import AutoModelForCausalLM
 
     shape = config or TinyConfig()
+    # The caller's generator is left as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = AutoModelForCausalLM.from_config(_hugging_face(shape))

@@ -108,6 +108,7 @@ class Tokenizer:
         Raises:
             ConfigError: If the model has no embedding for a token of it.
         """
+        # Almost every text: the tokenizer's own ids, by its fast path.
         if not any(string in text for string in self.control):
             ids = self.encode(text)
             if self._is_plain(ids, text):

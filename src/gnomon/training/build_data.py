@@ -21,7 +21,8 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
-from gnomon.models.load import Tokenizer, check_weights, load_tokenizer
+from gnomon.models.load import check_weights, load_tokenizer
+from gnomon.models.tokenizer import Tokenizer
 from gnomon.rewards.base import EnvironmentReward
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import LengthPenalty

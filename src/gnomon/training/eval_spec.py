@@ -12,7 +12,7 @@ from gnomon.config.experiment import Experiment, from_table
 from gnomon.config.reading import check_evaluation, parse_override, read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from gnomon.core.tables import to_table
-from gnomon.models.load import BUILT_IN
+from gnomon.models.place import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import NO_TASK, RunDirectory
 from gnomon.records.jsonl import warn_on_stderr

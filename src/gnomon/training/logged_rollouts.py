@@ -16,7 +16,8 @@ from gnomon.core.progress import track
 from gnomon.core.tables import flat, to_table
 from gnomon.core.types import GIVEN, Group, Rollout, Task
 from gnomon.learner.base import Learner
-from gnomon.models.load import Tokenizer, load_tokenizer
+from gnomon.models.load import load_tokenizer
+from gnomon.models.tokenizer import Tokenizer
 from gnomon.records.batches import LARGEST_LOGPROB
 from gnomon.records.rollouts import read_rollouts
 from gnomon.rollouts.collate import collate

@@ -181,6 +181,7 @@ class VllmServerEngine:
     async def load(self, snapshot: Snapshot) -> None:
         """Answer with these weights from now on; see `VllmEngine.load`."""
         self._check_open()
+        # In a thread: writing gigabytes would hold up the event loop, and with it every other engine.
         path = await run_in_thread(lambda: file.write(snapshot.tensors()))
         try:
             with show_progress(
@@ -243,6 +244,7 @@ class VllmServerEngine:
         if self._is_starting:
             self.beats += 1  # its process lives, and that is all that can be known
             return
+        # Beside the call and not after it: the call may be answered while the server is asked.
         listening = asyncio.ensure_future(self._listen())
         try:
             await asyncio.wait({asking, listening}, return_when=asyncio.FIRST_COMPLETED)

@@ -87,6 +87,7 @@ def check_vllm(plan: EngineConfig, is_actor: bool = False) -> None:
         other = "engine.python" if is_actor else 'engine.server = "start", engine.python'
         remedy = "" if plan.python else f", or name an interpreter that has it: {other}"
         raise ConfigError(f'engine.kind = "vllm" needs vLLM, which {where} does not have; run there: {INSTALL}{remedy}')
+    # vLLM's internal interfaces, which this room uses, change with every minor version.
     if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise ConfigError(
             f"{where} has vLLM {found}, and gnomon was tested with {' and '.join(SUPPORTED)}; run there: {INSTALL}"
@@ -178,6 +179,7 @@ class VllmEngine:
     ) -> None:
         spelling = HfNames(model)
         check_served(model, spelling)
+        # vLLM keeps its distributed state in globals of the process.
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("this process has a vLLM engine already; close it first, or use servers")
         try:

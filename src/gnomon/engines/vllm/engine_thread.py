@@ -197,6 +197,7 @@ class VllmThread:
         self._count += 1
         answer = ThreadAnswer(call, place, str(self._count), row)
         if call.given:
+            # A score overtakes: the proof of new weights, and with it the whole run, waits for it.
             self._waiting.appendleft(answer)
         else:
             self._waiting.append(answer)
@@ -244,6 +245,7 @@ class VllmThread:
             if message.what == FINISH:
                 found = self._engine.collective_rpc(prints_of)
                 pack(self._engine, [missed for _, missed in found])
+                # Every process of an engine receives all tensors, so the first one's fingerprints are those of all.
                 self.taken = found[0][0]
                 self._is_receiving = False
                 self._loads += 1

@@ -140,6 +140,7 @@ def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> No
         logits: Float32[R V].
         rows: By index into ``logits``, each with the tokens that it has so far.
     """
+    # Rows with equal settings are drawn together, and scored rows apart from drawn ones.
     settings: dict[tuple[Sampling, bool], list[int]] = {}
     for index, (row, _) in rows.items():
         settings.setdefault((row.sampling, bool(row.given)), []).append(index)
@@ -156,6 +157,7 @@ def choose(logits: Tensor, rows: dict[int, tuple[SamplingRow, list[int]]]) -> No
             drawn = draw_under(states, said, logits[cut], u, sampling)
             tokens, own, full = drawn.tokens, drawn.logprobs, drawn.full_logprobs
             failed = [place for place, state in enumerate(states) if state is not None and state.fault]
+            # NaN tells the engine's thread that the grammar ended in nothing, wherever the thread is.
             own = own.index_fill(0, torch.tensor(failed, device=own.device), torch.nan) if failed else own
         for i, place, p, q in zip(where, places, own.tolist(), full.tolist(), strict=True):
             rows[i][0].logprobs[place], rows[i][0].full_logprobs[place] = p, q

@@ -78,12 +78,15 @@ class Service:
             return HTTPStatus.OK, await self._verbs[path](body)
         except ConfigError as error:
             return HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        # A body of another form is the caller's fault (400); anything else is the engine's (500), which ends it for
+        # the pool.
         except (KeyError, TypeError) as error:
             return HTTPStatus.BAD_REQUEST, {"error": f"not understood: {type(error).__name__}: {error}"}
         except Exception as error:
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
 
     async def _generate(self, body: Any) -> Any:
+        # A silent difference would make log-probabilities of another sampler's draws.
         if body.get("draws", self._draws) != self._draws:
             raise ConfigError(
                 f"it draws by --draws {self._draws}, and engine.draws = '{body['draws']}'; set one to the other"

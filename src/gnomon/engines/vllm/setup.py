@@ -68,6 +68,7 @@ def build(
             # Only text is asked, as token ids. What prepares images wants a tokenizer nevertheless.
             language_model_only=True,
             skip_tokenizer_init=not HfNames(folder).reads_images,
+            # Rows of one prompt share its keys and values.
             enable_prefix_caching=True,
             enforce_eager=current_platform.is_cpu(),
             use_tqdm_on_load=False,
@@ -210,9 +211,11 @@ def _cache_bytes(config: Any, max_concurrent: int) -> int:
     # Each part keeps its own heads; where there are fewer heads than parts, parts keep the same one.
     parts, width = config.parallel_config.tensor_parallel_size, model.get_head_size()
     heads = max(1, model.get_total_num_kv_heads() // parts)
+    # Keys and values of one position in all layers.
     token = int(2 * model.hf_text_config.num_hidden_layers * heads * width * model.dtype.itemsize)
     # One block more an answer, for its last one is seldom full; vLLM keeps one block for itself.
     tokens = int(max_concurrent * (-(-model.max_model_len // block) + 1) * block + 2 * block)
+    # Half at most: the learner, graders and other engines of the machine need the rest.
     return min(token * tokens, _free_bytes() // 2)
 
 

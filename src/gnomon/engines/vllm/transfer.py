@@ -203,6 +203,7 @@ def _source(named: Callable[[], Iterator[tuple[str, Tensor]]], is_sender: bool) 
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in named():
+                # Only rank 0's fingerprints are compared, and hashing costs a pass over the memory.
                 if is_sender:
                     self.prints[name] = fingerprint(tensor)
                 yield name, tensor
@@ -222,6 +223,7 @@ def note(worker: Any) -> None:
         missed.difference_update(missed if loaded is None else loaded)
         return loaded
 
+    # On the model, since the function that reads them is another call in the worker's process.
     model.load_weights, model.gnomon_noted = noting, (prints, missed)
 
 

@@ -108,7 +108,9 @@ def _layer(layer: Any, states: Tensor, turn: Turn, branches: PrefixLayout) -> Te
         made = _normed_heads(made, attention, heads)
     made = _Turned.apply(made, *turn, heads + attention.k_proj.out_features // attention.head_dim)  # type: ignore[no-untyped-call]
     mixed = branched_attention(made, heads, branches, float(attention.scaling)).flatten(1)
+    # The residual is added within the product, which rounds once.
     states = _Plus.apply(states, mixed, attention.o_proj.weight, attention.o_proj.bias)  # type: ignore[no-untyped-call]
+    # (positions, 2 f): gate, then up.
     opened = normed_product(states, layer.post_attention_layernorm, openings)
     down = feed.down_proj
     closed: Tensor = _Gated.apply(states, opened, down.weight, down.bias, feed.act_fn)  # type: ignore[no-untyped-call]
@@ -287,6 +289,7 @@ def _through_norm(
     unit, wide = _times(states, factor), factor[..., None]
     d_scale = (gradient * unit).flatten(0, -1 - scale.ndim).sum(0, dtype=factor.dtype).to(scale.dtype)
     d_unit = gradient * scale
+    # mean(du u), in float32 whatever the states are.
     share = (d_unit * unit).mean(-1, keepdim=True, dtype=factor.dtype)
     d_states = (unit * share.neg_()).add_(d_unit).mul_(wide).to(unit.dtype)
     return d_states, d_scale, unit.mul_(scale) if again else None

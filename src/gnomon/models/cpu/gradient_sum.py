@@ -53,6 +53,8 @@ class GradientSum:
         if found is None:
             found = self._kept if self._kept is not None else torch.empty_like(self._master, requires_grad=False)
             self._kept = found if found.numel() >= _LARGE else None
+            # The master's gradient itself: the optimizer finds the sum there, and nothing is copied at the end of the
+            # step.
             self._master.grad = found
         return found, is_new
 
@@ -75,6 +77,7 @@ class GradientSum:
 def add_up(weight: nn.Parameter, master: nn.Parameter) -> GradientSum:
     """Accumulate gradients of ``weight`` in ``master.grad`` and return the sum."""
     found = GradientSum(master)
+    # On the weight, so that a backward pass finds it from the tensor that it has.
     vars(weight)["gradient_sum"] = found
     return found
 

@@ -56,11 +56,13 @@ class Kernels:
         self.has_pairs = hasattr(library, "linear")
         for name, types in (_SIGNATURES | (_OF_PAIRS if self.has_pairs else {})).items():
             function = getattr(library, name)
+            # Without types ctypes would pass addresses as 32-bit integers.
             function.argtypes, function.restype = types, _T if name in _ALLOCATING else None
 
     def packed(self, weight: Tensor) -> Tensor:
         """Return ``weight`` Float[N M], M even, in the order that `linear` reads."""
         outputs, inputs = weight.shape
+        # Outputs are padded to whole tiles of 32 columns.
         result = weight.new_empty(-(-outputs // _COLUMNS) * _COLUMNS * inputs)
         self._library.pack(*_addresses(weight, result), outputs, inputs, _threads())
         return result
@@ -90,6 +92,8 @@ class Kernels:
         assert all(each.dtype == torch.float32 and each.is_contiguous() for each in sums), "sums are dense, in float32"
         # Address of every 32 rows of the sums, which may lie in several tensors; 4 is float32's size.
         starts = [each.data_ptr() + 4 * width * row for each in sums for row in range(0, len(each), _COLUMNS)]
+        # Memory for the factors in the order of the kernel's tiles: inputs once, and 128 columns of the gradient a
+        # thread.
         homes, laid = torch.tensor(starts), inputs.new_empty(rows * (width + 4 * _COLUMNS * threads))
         pointers = _addresses(gradient, inputs, homes, laid)
         self._library.add_gradient(*pointers, rows, outputs, width, is_new, threads)

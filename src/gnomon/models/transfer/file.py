@@ -32,6 +32,7 @@ def write(named: Iterable[tuple[str, Tensor]]) -> Path:
         tensors[name] = here.clone() if here.data_ptr() in seen else here
         seen.add(here.data_ptr())
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    # A tenth more than the weights: other programs use the shared memory too.
     has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _SPARE * size
     folder = Path(tempfile.mkdtemp(prefix="gnomon-weights-", dir=_SHARED_MEMORY if has_room else None))
     try:

@@ -50,6 +50,7 @@ def share(
     """
     place = 0
     for name, tensor in named:
+        # Turns go by bytes and not by tensors, so that ranks put about equally much.
         if place // piece_bytes % size == rank:
             yield name, tensor
         place += tensor.nbytes
