@@ -1,1 +1,1 @@
-"""WHO ANSWERS: prompts to completions."""
+"""Engines: from prompts to completions."""

@@ -1,4 +1,4 @@
-"""What an engine promises, and the settings under which it samples."""
+"""The engine's protocol, and the settings of sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +43,10 @@ class Sampling(SamplingConfig):
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """What a model can be asked at all. context_length: tokens of prompt and answer together, None without a limit.
+    """How long prompts and completions may be, and which token ids exist.
 
     Attributes:
+        context_length: Tokens of prompt and completion together; None without a limit.
         vocabulary_size: Width of the logits.
     """
 
@@ -83,7 +84,7 @@ class ContextLimits:
 
 
 class Engine(Protocol):
-    """Who answers.
+    """Turns prompts into completions.
 
     Draws are counter-based: the token at position t of the answer with key k depends on (weights, prompt, sampling,
     k, t) and on nothing else up to floating-point rounding; batching and order do not change what is asked for.

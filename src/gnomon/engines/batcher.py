@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(eq=False)
 class BatchRow:
-    """One answer on its way.
+    """One completion that is being drawn.
 
     Attributes:
         place: Which of the request's keys it answers.
@@ -148,7 +148,7 @@ class Batcher:
         """Tokens that went through the model so far; see `Decoder.computed`."""
         return self._decoder.computed
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Free memory while there is no work."""
         self._decoder.release()
 

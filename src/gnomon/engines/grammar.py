@@ -28,7 +28,7 @@ _TRIALS, _TRIAL_TOKENS, _LONGEST = 4, 64, 256
 
 @dataclass(eq=False)
 class GrammarState:
-    """Where one answer stands in its grammar.
+    """The position of one answer in its grammar.
 
     Attributes:
         fault: Why the answer cannot go on: no token may follow, or the grammar is too complex here; "" where it can.
@@ -264,7 +264,7 @@ def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
 
 @dataclass(frozen=True)
 class GrammarTokens:
-    """What llguidance asks of a tokenizer: the bytes of each token, and the tokens of a text that has to follow.
+    """The tokenizer as llguidance needs it: the bytes of each token, and the tokens of a text that has to follow.
 
     Attributes:
         tokens: None of an id that is never a part of an answer's text.

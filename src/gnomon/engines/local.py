@@ -44,7 +44,7 @@ class LocalEngine:
     def __init__(self, model: nn.Module, max_concurrent: int = 64, shared: bool = True, kept_bytes: int = 0) -> None:
         if max_concurrent <= 0:
             raise ConfigError(f"engine.max_concurrent must be > 0, got {max_concurrent}")
-        self._reach = ContextLimits(context_length(model), vocabulary_size(model))
+        self._limits = ContextLimits(context_length(model), vocabulary_size(model))
         self._shared = shared
         self._worker = EngineThread(model, shared, max_concurrent, kept_bytes)
         self._arrivals: list[tuple[Request, PendingCall]] = []
@@ -77,7 +77,7 @@ class LocalEngine:
             EngineError: The engine is closed or the model fails.
         """
         self._check_open()
-        self._reach.check(prompt, sampling.max_completion_length)
+        self._limits.check(prompt, sampling.max_completion_length)
         if not keys:
             return []
         waiter = PendingCall.here()
@@ -114,15 +114,15 @@ class LocalEngine:
             EngineError: The engine is closed or the model fails.
         """
         self._check_open()
-        self._reach.check(prompt, len(response))
-        self._reach.check_ids("response", response)
-        return await self._look(
+        self._limits.check(prompt, len(response))
+        self._limits.check_ids("response", response)
+        return await self._inspect(
             partial(response_logprobs, prompt=tuple(prompt), response=tuple(response), temperature=temperature)
         )
 
     async def fingerprints(self) -> Mapping[str, Fingerprint] | None:
         """Return the fingerprints of the engine's own weights, read from its model; None where it has none."""
-        return None if self._shared else await self._look(lambda model: fingerprints(merged_tensors(model)))
+        return None if self._shared else await self._inspect(lambda model: fingerprints(merged_tensors(model)))
 
     async def sleep(self) -> None:
         """Release weights, keys and values once all answers on their way are given; see `SleepingEngine`.
@@ -143,7 +143,7 @@ class LocalEngine:
         self._is_closed = True
         await asyncio.to_thread(self._worker.stop)
 
-    async def _look(self, question: Callable[[nn.Module], T]) -> T:
+    async def _inspect(self, question: Callable[[nn.Module], T]) -> T:
         """Return what ``question`` says of the model, asked in the engine's thread."""
         self._check_open()
         waiter = PendingCall.here()

@@ -1,4 +1,4 @@
-"""An engine of the user's own, named as ``path.py:Class``: looked at before anything is loaded, made, then tried."""
+"""A user's own engine, named as ``path.py:Class``: check the class before anything is loaded, make it, and try it."""
 
 import asyncio
 import inspect

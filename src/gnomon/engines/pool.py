@@ -25,7 +25,7 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class CompletionValidator:
-    """What was asked for, that answers are held against.
+    """The request that completions are checked against.
 
     Attributes:
         answers: One for each key.
@@ -137,11 +137,11 @@ _LOOKS = 8
 
 
 class ReplicaLost(Exception):
-    """The engine was taken out while this call was in flight, or by it; ask another one."""
+    """The engine was taken out while this call was in flight, or by it; the caller asks another engine."""
 
 
 class Replica:
-    """An engine, watched.
+    """An engine whose calls are watched.
 
     It is taken out, for good, when a call raises anything but a `UserError` (that one is the caller's own), when
     nothing that was asked of it ends and nothing is drawn for ``timeout_seconds``, or when the pool says so. Every call
@@ -277,7 +277,7 @@ def _say(text: str) -> None:
 
 
 class EnginePool:
-    """Engines that are asked as one; implements `Engine`.
+    """Several engines behind one interface; implements `Engine`.
 
     A call goes, whole, to the engine with the fewest answers on their way, the first named among equals: rows of one
     prompt share its prefill there, and with the same calls in the same order the same engines answer. Since draws

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what is asked and on nothing else."""
+"""Counter-based random numbers: a function of seed, step, task, sample and turn alone."""
 
 import hashlib
 

@@ -15,7 +15,7 @@ from gnomon.models.tokenizer import TokenBytes, Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class StopStrings:
-    """What tells the token that completes a stop string.
+    """Finds the token that completes a stop string.
 
     An answer ends at the first token with which its text holds one of the strings, wherever the string begins and ends
     within tokens. Bytes are compared, so a character that is cut into tokens is none. The prompt is not looked at:

@@ -69,7 +69,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class InspectRequest:
-    """Say something about the weights that answer now, between two steps."""
+    """Answer a question about the current weights, between two steps."""
 
     question: Callable[[nn.Module], Any]
     waiter: PendingCall
@@ -148,7 +148,7 @@ class EngineThread:
     def _serve(self, first: Message, outbox: _Outbox) -> bool:
         """Work until no caller waits, and leave the last answers in ``outbox``; return whether the thread goes on.
 
-        A failure fails everybody who waits; the next message starts afresh.
+        A failure fails all callers that wait; the next message starts afresh.
         """
         waiters: dict[Request, PendingCall] = {}
         sleepers: list[PendingCall] = []
@@ -170,7 +170,7 @@ class EngineThread:
                     batcher.add([request for request, _ in message.requests])
                 elif batcher.is_idle:
                     if self._shared or sleepers:  # the learner's turn, which needs the memory
-                        batcher.rest()
+                        batcher.release()
                     if sleepers:
                         # The counts of the batcher that goes stay in those of the engine.
                         self._steps, self._computed = self.beats, self.computed

@@ -1,4 +1,4 @@
-"""In which precision the model computes, and float32 masters for the parameters that are kept in less.
+"""The precision in which the model computes, and float32 masters of parameters in lower precision.
 
 bfloat16 has 8 bits of precision: a weight of 1 does not change when less than 1/256 is added to it. A step of
 reinforcement learning adds about 1e-6 to 1e-5, so almost every update would round away. The sums therefore

@@ -20,7 +20,7 @@ from gnomon.models.logprobs import TokenScorer
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """What a reference policy computes with.
+    """The models of a reference policy.
 
     Attributes:
         model: A frozen model: the policy's first weights, or a teacher. None is the policy without its adapters, or its

@@ -21,7 +21,7 @@ from gnomon.models.routing import moe_layers
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """Everything that decides what a learner is.
+    """Everything that a process needs to build its learner.
 
     Attributes:
         model: Name or folder of the model.

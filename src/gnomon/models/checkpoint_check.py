@@ -96,7 +96,12 @@ def check_written(
 ) -> None:
     """Check that a checkpoint of ``name``, written before any step, has the model's weights and logits.
 
-    lora: the adapter that a run begins with is a part of these weights, and so is the quantization of its base.
+    Args:
+        folder: The checkpoint.
+        name: The run's model.
+        dtype: Precision in which both are loaded.
+        trust_remote_code: Allow the model's code to run.
+        lora: The adapter that a run begins with is a part of these weights, and so is the quantization of its base.
 
     Raises:
         ModelError: Naming the first weights that differ.

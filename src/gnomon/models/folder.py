@@ -377,7 +377,7 @@ def _within_bounds(work: Callable[[], str]) -> str:
 
 @contextmanager
 def _little_memory() -> Iterator[None]:
-    """Let this process take `_ROOM` bytes more and no others meanwhile, where Linux tells how many it has."""
+    """Limit this process to `_ROOM` further bytes of memory inside the block, on Linux."""
     sizes = Path("/proc/self/statm")
     if not sizes.exists():
         yield

@@ -1,4 +1,4 @@
-"""What lies between a layer's products, as one kernel each on a GPU: norms, rotary positions, gated activations.
+"""The operations between a layer's products, as one kernel each on a GPU: norms, rotary positions, gated activations.
 
 transformers computes a norm in six passes over its input and rotary positions in ten; at a width of 1,024 they take
 longer than the products. torch.compile makes one pass of each, forward and backward, from the model's own code, so

@@ -147,7 +147,7 @@ def load_model(
 
 
 def _base(name: str) -> str:
-    """Return the name of a model as an adapter of it tells: a folder by its absolute path."""
+    """Return a model's name for the config of an adapter: a folder by its absolute path."""
     folder = Path(name).expanduser()
     return str(real_path(folder)) if folder.is_dir() else name
 
@@ -339,7 +339,7 @@ def _from_pretrained(place: str, dtype: torch.dtype, trust_remote_code: bool) ->
 
 
 def _with_processors_template(backend: Any, place: str) -> list[str]:
-    """Give a tokenizer without a chat template that of its processor (chat_template.json); return what is said of it.
+    """Give a tokenizer without a chat template that of its processor (chat_template.json); return remarks.
 
     transformers reads that file for processors alone, so prompts would be plain text without a word.
     """
@@ -377,7 +377,7 @@ _ELSEWHERE: Mapping[str, tuple[Any, ...]] = {
 
 
 def _generation_settings(place: str, config: Any) -> tuple[list[int], list[str]]:
-    """Return the ends that generation_config.json lists, and what is said of its settings that are not applied.
+    """Return the ends that generation_config.json lists, and remarks on its settings that are not applied.
 
     Without that file these are config.json's, as elsewhere.
     """
@@ -410,7 +410,7 @@ def _generation_settings(place: str, config: Any) -> tuple[list[int], list[str]]
 
 
 def _unapplied(settings: Mapping[str, Any]) -> list[str]:
-    """Return what is said of settings that generate() applies and gnomon does not; empty for none."""
+    """Return remarks on settings that generate() applies and gnomon does not; empty for none."""
     given = {name: settings.get(name) for name in _ELSEWHERE}
     found = [
         f"{name} = {shortened(on_one_line(repr(value)), 60)}"

@@ -155,9 +155,13 @@ def adapt(model: nn.Module, plan: LoraConfig, base: str | None = None) -> nn.Mod
     """Put adapters into ``model`` in place, freeze everything else, and return it.
 
     B starts at zero, so the adapted model is the plain one until the first update; A is drawn from torch's default
-    generator, which the caller seeds. With ``plan.adapter`` both are that adapter's. base: the model's name, which a
-    saved adapter tells. With "all-linear", layers that cannot be adapted are left out: see `misfits`; and
-    those that no pass calls.
+    generator, which the caller seeds. With ``plan.adapter`` both are that adapter's. "all-linear" leaves out layers
+    that cannot be adapted (`misfits`) and layers that no pass calls.
+
+    Args:
+        model: The plain model.
+        plan: Rank, scale and targets.
+        base: The model's name in the config of a saved adapter.
 
     Raises:
         ConfigError: If peft is missing, no module has a target's name, or one that has cannot be adapted.

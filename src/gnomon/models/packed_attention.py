@@ -1,4 +1,4 @@
-"""Attention over packed rows on any device: which kernel, chosen here alone, and what it is told of the rows.
+"""Attention over packed rows on any device: the choice of the kernel, and its description of the rows.
 
 | kernel | scores that it computes | where |
 |---|---|---|

@@ -67,7 +67,7 @@ def check_address(server: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A server of our own.
+    """A server process that gnomon started.
 
     Attributes:
         folder: Private to us, holds its log.
@@ -78,16 +78,16 @@ class StartedServer:
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file with the server's output."""
         return self.folder / "server.log"
 
     def ended(self) -> None:
-        """Wait a moment for its end: its connections break first, and its last words come later."""
+        """Wait a moment for the end of the process: connections break before its last output is written."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.program.wait(timeout=5.0)
 
     def kill(self) -> None:
-        """End it and everything that it started, at once: it has nothing to save."""
+        """Kill the process and its children at once: the server has nothing to save."""
         if self.program.poll() is None:
             # Its whole process group: with tensor parallelism vLLM has processes of its own.
             os.killpg(self.program.pid, signal.SIGKILL)

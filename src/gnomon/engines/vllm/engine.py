@@ -227,7 +227,7 @@ class VllmEngine:
         if self._draws == "vllm" and (fault := native_fault(sampling)) is not None:
             raise ConfigError(fault)
         self._check_open()
-        self._thread.reach.check(prompt, sampling.max_completion_length)
+        self._thread.limits.check(prompt, sampling.max_completion_length)
         Grammar.of(sampling)  # refused here, and not among vLLM's rows
         if not keys:
             return []
@@ -247,10 +247,10 @@ class VllmEngine:
         """
         sampling = Sampling(temperature=temperature, max_completion_length=max(len(response), 1))
         self._check_open()
-        self._thread.reach.check(prompt, len(response))
+        self._thread.limits.check(prompt, len(response))
         if not response:
             return []
-        self._thread.reach.check_ids("response", response)
+        self._thread.limits.check_ids("response", response)
         waiter = PendingCall.here()
         self._thread.send(ThreadCall(tuple(prompt), (), sampling, waiter, tuple(response)))
         scores: list[float] = await waiter.future

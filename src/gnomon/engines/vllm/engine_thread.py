@@ -133,7 +133,7 @@ class VllmThread:
         ready: Future[ContextLimits] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="gnomon-vllm", daemon=True)
         self._thread.start()
-        self.reach = ready.result()
+        self.limits = ready.result()
 
     def send(self, message: ThreadCall | LoadRequest | Transfer) -> None:
         """Queue a message; it is looked at between two tokens."""

@@ -1,4 +1,4 @@
-"""What an engine and its server say to each other, as JSON values (`core/http.py` carries them)."""
+"""Messages between an engine and its server as JSON values; `core/http.py` carries them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from gnomon.engines.base import Sampling
 from gnomon.models.transfer.fingerprint import Fingerprint
 
 KEY = "GNOMON_ENGINE_KEY"
-"""The environment variable that holds the key, here and at the client: an argument would be seen by everybody."""
+"""The environment variable that holds the key, here and at the client: all users can read a program's arguments."""
 
 
 def sampling_to(sampling: Sampling) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How vLLM comes to draw gnomon's tokens: its model makes the logits, our sampler chooses."""
+"""Draw gnomon's tokens in vLLM: vLLM's model makes the logits, gnomon's sampler chooses."""
 
 import functools
 from collections.abc import Collection
@@ -79,7 +79,7 @@ def draws_processor() -> type:
     from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
     class Draws(LogitsProcessor):  # type: ignore[misc]
-        """Knows which row of the logits is whose; see `draws_processor`."""
+        """Maps rows of the logits to requests; see `draws_processor`."""
 
         def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self._rows: dict[int, tuple[SamplingRow, list[int]]] = {}

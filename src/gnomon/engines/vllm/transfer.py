@@ -106,7 +106,7 @@ def _backends(backend: str) -> Any:
 
 
 class Sender:
-    """The learner's end. Made, and asked to `send`, in every rank: all gather, rank 0 sends.
+    """The learner's end of a weight transfer. Every rank makes one and calls `send`: all gather, rank 0 sends.
 
     Args:
         told: What `rendezvous` returned.
@@ -133,8 +133,8 @@ class Sender:
     def send(self) -> Mapping[str, Fingerprint]:
         """Let all engines answer with the weights as they are now; return the fingerprints of what this rank sent.
 
-        Blocks until all have them. An engine that dies meanwhile leaves the others and this one waiting: whoever calls
-        must end the processes of all.
+        Blocks until all have them. An engine that dies meanwhile leaves the others and this one waiting: the
+        caller must end the processes of all.
         """
         self._source.prints = {}
         self._end.send_weights()
@@ -146,7 +146,7 @@ class Sender:
 
 
 class TransferEngines:
-    """What vLLM's sending end tells engines, told to all of them at the same time; implements its sync client.
+    """Forwards the calls of vLLM's sending end to all engines at the same time; implements vLLM's sync client.
 
     A call returns when all have done it, and raises what the first one raised.
     """

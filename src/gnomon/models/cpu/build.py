@@ -74,7 +74,7 @@ def build(defines: tuple[str, ...], wanted: Sequence[str] = ()) -> ctypes.CDLL |
 def is_own(path: Path) -> bool:
     """Whether only this user and the system can change a path and the folders above it.
 
-    In a sticky folder that everybody may write to, such as /tmp, no user can replace another user's files.
+    In a sticky folder that all users may write to, such as /tmp, no user can replace another user's files.
     """
     for place in (path.absolute(), *path.absolute().parents):
         found = place.stat()

@@ -365,7 +365,7 @@ class _Branched(torch.autograd.Function):
         of_prompts: list[Tensor] = []
         for number, block in enumerate(branches.blocks):
             given = _block_of(made, number, branches, heads)
-            # A query of padding sees its own place alone, so whatever comes back to it reaches nobody.
+            # A query of padding sees its own place alone, so its gradient reaches no other position.
             out = to_out.index_select(0, branches.taking(number, heads.parts[0], alone)).view(*given[0].shape[:3], -1)
             bias = branches.bias(number, heads.queries // heads.shared, torch.float32, ctx.window)
             d_query, *d_keys = _gradients((*given, out), bias, ctx.scale)

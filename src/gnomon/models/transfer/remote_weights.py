@@ -22,7 +22,7 @@ class Stored(Protocol):
     """What `Snapshot.stored` returns. It is small: tensors are fetched only when they are read."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all of them; nobody may write to them."""
+        """Yield all tensors, which are read-only."""
 
     def expected(self, held: Mapping[str, Fingerprint]) -> Mapping[str, Fingerprint]:
         """Return what `fingerprint.expected` returns of them, reading none but those that an engine casts."""
@@ -72,7 +72,7 @@ def to_bytes(tensor: Tensor) -> Bytes:
 
 
 def from_bytes(array: Bytes, print_: Fingerprint) -> Tensor:
-    """Return the tensor whose type and shape are ``print_``'s, in the memory of ``array``: nobody may write to it."""
+    """Return the tensor whose type and shape are ``print_``'s, in the memory of ``array``, which is read-only."""
     dtype: torch.dtype = vars(torch)[print_.dtype]
     return viewed(array).view(dtype).view(print_.shape)
 
