@@ -252,7 +252,7 @@ def _try(start: Any, words: int, stop_ids: Sequence[int], said: str) -> None:
     Raises:
         ConfigError: One ends in nothing.
     """
-    # A grammar can be fine in characters and a dead end in this model's tokens.
+    # A grammar that characters can satisfy may be one that this model's tokens cannot.
     for seed in range(_TRIALS):
         random, state, answer = np.random.default_rng(seed), GrammarState(start.deep_copy()), list[int]()
         while len(answer) < _TRIAL_TOKENS and not (answer and answer[-1] in stop_ids):
