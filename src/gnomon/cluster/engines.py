@@ -196,8 +196,8 @@ class EngineActor:
             brought = await shelved.fetch(names, self._kept)
             seconds, overlapped = time.perf_counter() - began, self._clock.seconds - busy
             since = engine.version if is_part else None
-            # Noted only after the load: if it fails, the next one fetches everything that the engine lacks.
             await engine.load(Snapshot(shelved.version, lambda: iter(brought.weights.items()), since=since))
+            # Only after the load: if that fails, the next one fetches everything that the engine lacks.
             self._taken = {name: spot.print for name, spot in shelved.spots.items()}
             # Pieces with a reference stay in this machine's object store.
             self._kept = brought.kept

@@ -236,8 +236,8 @@ class Replica:
             since = began if is_strict else max(began, self._heard)
             asked = clock()
             left = since + self._timeout_seconds - asked
-            # Short looks, so that progress is noticed between them and a stop of this process is told from an engine's
-            # silence.
+            # Short looks, so that progress is noticed between them, and a stop of this process is not taken for an
+            # engine's silence.
             look = max(min(left, self._timeout_seconds / _LOOKS), grace)
             await asyncio.wait(either, timeout=look, return_when=asyncio.FIRST_COMPLETED)
             # This process itself stood still, so the engine gets that time again.
