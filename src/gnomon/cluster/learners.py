@@ -257,15 +257,12 @@ class RayWorkerGroup:
     Args:
         cluster: The cluster.
         device: "cpu" or "cuda"; an actor sees its own GPU only.
-        still_seconds: Time limit of a heartbeat.
         group: The engines that receive broadcasts, watched together with the ranks; None without broadcasts.
     """
 
     is_shelving = True
 
-    def __init__(
-        self, cluster: Cluster, device: str, still_seconds: float = STILL_SECONDS, group: BroadcastGroup | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, device: str, group: BroadcastGroup | None = None) -> None:
         self._cluster = cluster
         self._group = group
         self._address = _LOOPBACK
@@ -274,7 +271,6 @@ class RayWorkerGroup:
         self.load_groups: Sequence[Sequence[int]] = []
         self.members: list[RayWorkerHandle] = []
         self.scratch = Path(tempfile.mkdtemp(prefix="learner-", dir=cluster.folder))
-        self._still_seconds = still_seconds
         self._waiting: dict[int, Any] = {}
         self._looked = time.monotonic()
 
@@ -476,8 +472,8 @@ class RayWorkerGroup:
                 member.ping, member.asked = member.actor.ping.remote(), now
         elif self._cluster.ready([member.ping], 0):
             member.ping, member.asked = None, now
-        elif now - member.asked > self._still_seconds:
-            how = f"stood still for {self._still_seconds:g} s{member}"
+        elif now - member.asked > STILL_SECONDS:
+            how = f"stood still for {STILL_SECONDS:g} s{member}"
             raise WorkerLost(member.rank, f"{how}{self._last_words(member)}")
 
 

@@ -175,6 +175,6 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _listing(folder: Path, most: int = 8) -> str:
-    names = sorted(path.name for path in folder.iterdir())
+def _listing(folder: Path) -> str:
+    names, most = sorted(path.name for path in folder.iterdir()), 8
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
