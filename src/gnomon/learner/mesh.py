@@ -249,7 +249,7 @@ class ShardedMesh:
 
     def broadcast(self, text: str) -> str:
         """Return the text of rank 0, which has at most 256 bytes."""
-        # Bytes, and not `broadcast_object_list`, which unpickles what it receives: a rendezvous on the network has no
+        # Bytes, and not broadcast_object_list, which unpickles what it receives: a rendezvous on the network has no
         # key.
         said = torch.zeros(_LONGEST_TEXT, dtype=torch.uint8)
         written = text.encode()

@@ -201,7 +201,7 @@ class OptimizerConfig:
         With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
         2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
         """
-        # Rounded up, as in transformers' `warmup_ratio`.
+        # Rounded up, as in transformers' warmup_ratio.
         rise = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
         if step < rise:
             # Step 0 learns too: a rate of 0 would waste its rollouts.

@@ -103,10 +103,6 @@ class Masters:
         for name, master in self.parameters.items():
             master.grad = self.mesh.gradient(self._source(name))
 
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients that exist."""
-        return [master.grad for master in self.parameters.values() if master.grad is not None]
-
     def norm(self) -> Tensor:
         """Return the norm of the full gradient, of which other processes may hold shards."""
         named = self.parameters.items()

@@ -276,7 +276,7 @@ def render(
             "(chat_template.jinja or tokenizer_config.json)"
         ) from error
     except TemplateError as error:
-        # `raise_exception` in a template raises a plain TemplateError; its subclasses are faults of the template
+        # raise_exception in a template raises a plain TemplateError; its subclasses are faults of the template
         # itself.
         if type(error) is not TemplateError:
             raise _failed(roles, error) from error

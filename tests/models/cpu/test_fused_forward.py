@@ -91,9 +91,10 @@ def test_gradients_that_are_added_up_where_they_belong_are_autograds(make: Any, 
         loss(model, True, True)[0].backward()
 
     assert all(weight.grad is None or weight.dtype == torch.float32 for weight in model.parameters())
-    assert distance(masters.gradients(), exact) < (1e-6 if dtype == torch.float32 else 0.01)
+    found = [master.grad for master in masters.parameters.values() if master.grad is not None]
+    assert distance(found, exact) < (1e-6 if dtype == torch.float32 else 0.01)
     exact_rows = exact[0].abs().sum(1).eq(0)
-    assert torch.equal(masters.gradients()[0].abs().sum(1).eq(0), exact_rows)
+    assert torch.equal(found[0].abs().sum(1).eq(0), exact_rows)
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
