@@ -243,6 +243,7 @@ STARTING_SECONDS = 600.0
 """Time limit for loading a model."""
 RETURNS = 3
 """Restarts of one engine in a run; a place where an engine dies again and again is broken."""
+# The pause before a restart, times the number of restarts so far.
 _PAUSE_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _LOOKS = 8
@@ -515,7 +516,9 @@ def error_of(kind: str, said: str) -> Exception:
 # The engines of a broadcast group: watched together and ended together.
 
 _BEAT_SECONDS = 1.0
+# A heartbeat that is later than this is named in the message of an overdue broadcast.
 _LATE_SECONDS = 3.0
+# A run that did not look for so long was stopped itself.
 _PAUSED_SECONDS = 5.0
 _ADVICE = "Go on from the newest checkpoint with gnomon resume"
 

@@ -26,6 +26,7 @@ RETURNS = 3
 """Restarts of one grader in a run."""
 TRIES = 3
 """After so many graders have died while grading a sample, the sample is an error: it may have killed them."""
+# A grader that takes longer over a sample is asked for a heartbeat, and has as long as the next number to give it.
 _LOOK_SECONDS = 10.0
 _SILENT_SECONDS = 20.0
 _STARTING_SECONDS = 120.0

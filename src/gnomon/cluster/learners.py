@@ -224,12 +224,15 @@ def interface_of(address: str) -> str | None:
 
 _LOOPBACK = "127.0.0.1"
 _STARTING_SECONDS = 300.0
+# How often a working rank is asked for a heartbeat.
 _BEAT_SECONDS = 5.0
 _PIECE_BYTES = 1 << 26
+# Arguments up to this size travel within the call.
 _INLINE_BYTES = 1 << 16
 _PROBE, _RENDEZVOUS = ".gnomon-probe", "rendezvous"
 _TAIL = 1500
 _CARRIED = (WeightsRef, Sent, Receivers)
+# Lines with which Ray begins a worker's log.
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 

@@ -48,8 +48,10 @@ def cause_of(error: Exception) -> str:
 
 INSTALL = "pip install 'gnomon[cluster]'"
 _LOOK_SECONDS = 1.0
+# Ray's calls hang when the head is gone, so ending and closing have limits.
 _ENDING_SECONDS = 5.0
 _CLOSING_SECONDS = 15.0
+# Calls that one async actor may have in flight.
 _MOST_CALLS = 10_000
 _ASK = "import platform; from importlib.metadata import version; print(version('ray'), platform.python_version())"
 _SETTINGS = {

@@ -23,6 +23,7 @@ from gnomon.models.tokenizer import TokenBytes, Tokenizer
 
 _WHITE_SPACE = r"[ ]?|\n[ \t]{0,32}"
 """White space that JSON may have between its parts. Without a bound a model can fill its answer with it."""
+# Answers that are tried when a grammar is compiled, their tokens, and the tokens of an answer that is written whole.
 _TRIALS, _TRIAL_TOKENS, _LONGEST = 4, 64, 256
 
 

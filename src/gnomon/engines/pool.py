@@ -131,8 +131,10 @@ def fault_of_logprobs(logprobs: Sequence[float], tokens: int) -> str | None:
 
 T = TypeVar("T")
 
+# What the event loop may be late by before its delay counts as a stop of this process.
 _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 15.0
+# An engine is looked at this often within its timeout.
 _LOOKS = 8
 
 

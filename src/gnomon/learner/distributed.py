@@ -31,8 +31,11 @@ from gnomon.learner.mesh import ELSEWHERE
 from gnomon.learner.spec import LearnerSpec
 from gnomon.learner.worker_group import WorkerGroup, WorkerLost
 
+# How long the other ranks may take to answer after the first error, before they are ended.
 _GRACE_SECONDS = 10.0
+# How long one poll waits for an answer.
 _LOOK_SECONDS = 1.0
+# How often the ranks are checked while no command is under way.
 _WATCH_SECONDS = 2.0
 _STORE_SECONDS = 0.02
 

@@ -34,6 +34,7 @@ ELSEWHERE = "in another process of the learner"
 
 PATIENCE = datetime.timedelta(minutes=10)
 """How long a process waits for the others in one exchange; one that died is noticed at once, by `distributed`."""
+# Bytes of a broadcast text: a fingerprint has 32.
 _LONGEST_TEXT = 256
 _NETWORK = "tcp://"
 

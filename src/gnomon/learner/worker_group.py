@@ -114,7 +114,9 @@ class WorkerGroup(Protocol):
 
 STILL_SECONDS = 40.0
 """A process that was stopped for so long counts as dead."""
+# How long a rank whose channel is closed may take to end before it is killed.
 _EXIT_SECONDS = 5.0
+# How much of a rank's log the message of its end has.
 _TAIL = 1500
 _LOG = "process-{}.log"
 

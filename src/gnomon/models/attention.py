@@ -56,6 +56,7 @@ def _edge(table: Mapping[str, Any], text: Any) -> int | None:
     return None if stated is None else int(stated)
 
 
+# The names under which transformers finds gnomon's functions.
 OWN, OWN_EAGER = "gnomon_sdpa", "gnomon_eager"
 
 

@@ -27,6 +27,7 @@ from gnomon.models.prefix import attends_fully
 from gnomon.models.routing import expert_count
 from gnomon.models.slow import is_attention_only, warn_slow
 
+# Steps of rows and columns: each pair of numbers is one recording, which takes time and memory.
 _ROWS_STEP = 32
 _COLUMNS_STEP = 256
 _COLUMNS_STEP_WIDE = 1024

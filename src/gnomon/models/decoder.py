@@ -28,10 +28,12 @@ from gnomon.models.slow import is_attention_only
 from gnomon.models.tokenizer import context_of
 
 Prompt = tuple[int, ...]
+# Padded tokens of one prefill, which bound the memory of its activations.
 _PREFILL_TOKENS = 4096
 _CONTINUED_TOKENS = 2 * _PREFILL_TOKENS
 _LEAST_SAVED, _LEAST_SAVED_GPU = 128, 4096
 """Tokens for which one more pass is worth its time."""
+# Tokens times weights of a trial that takes about a second on a CPU.
 _TRIED_COST = 10**9
 _GAP_PER_LAYER, _LARGEST_GAP = 1e-5, 1e-3
 

@@ -197,6 +197,8 @@ MOST_LINES = 1_000_000
 """Lines of a template that one rendering may execute; a long conversation takes some ten thousand."""
 MOST_CHARACTERS = 10_000_000
 """Characters that one rendering may write, or ten times what it was given."""
+# Limits of a rendering: seconds, further bytes of memory at the first one, the largest integer in a template, and the
+# lines between two looks at the clock.
 _SECONDS = 10.0
 _ROOM = 2**30
 _LARGEST = 1_000_000

@@ -36,6 +36,7 @@ from gnomon.models.fused_layers import fused
 _CACHED = 1 << 19
 """Logits that passes go over one after another: 2 MiB in float32."""
 _LEAST_COLUMNS = 64
+# Sizes of chunks, see `chunk_for`.
 _CHUNK_TOKENS = 256
 _CHUNK_BYTES = 64 * 2**20
 _CHUNK_TOKENS_GPU = 8192

@@ -31,6 +31,7 @@ _AT_ONCE, AT_ONCE_GPU = 1 << 18, 1 << 24
 """Weights that are dequantized at once: on a CPU so many that they stay in its cache."""
 TRAFFIC = {"nf4": 20.5, "int8": 9.0}
 """Bytes that the operations which dequantize a weight read and write, beside the weight that they make."""
+# A model of which less than this share could be quantized is refused.
 _LEAST_SHARE = 0.5
 _LEAST = torch.finfo(torch.float32).tiny
 

@@ -71,11 +71,14 @@ def no_report() -> Iterator[None]:
 
 _SHOWN = 4
 _FLOAT = "F32"
+# Beyond these a config is taken for a mistake, unless the files hold as many tensors.
 _MOST_LAYERS = 1000
 _MOST_EXPERTS = 100_000
+# Rows of a tensor that are compared where two of one name should be equal.
 _PROBED_ROWS = 64
 _LARGEST = 1e6
 """Of weights; those of published models are below a few thousand."""
+# Former names of rotary tables, which transformers translates.
 _FORMER_KINDS = {"su": "longrope", "mrope": "default"}
 _TRIED_TOKENS, _SEEN_AHEAD = 8, {torch.float32: 1e-3}
 _DIRECTIONS = ("is_decoder", "is_causal", "causal", "use_bidirectional_attention", "attn_type")

@@ -35,6 +35,8 @@ from gnomon.models.llama_like import has_inner_norms, is_silu
 # times as many query rows at once; each lane's mask excludes the columns of the others. Columns of rows that have left
 # are then still read. When they cost a quarter of the attention, the remaining rows move into fewer or narrower blocks.
 
+# Lanes of a block at most; the share of lanes in use from which a width pays; and the share of the cost that moving
+# rows into other blocks must reach.
 _WIDEST = 4
 _LEAST_USE = 0.75
 _LEAST_GAIN = 0.75

@@ -47,6 +47,8 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield from ((name, axis) for name, own in module.named_parameters(recurse=False) if own.ndim == 3)
 
 
+# Weights of the smallest layer that is packed; rows of the largest product that uses the copies; the share of the
+# machine's memory that copies may take; rows that oneDNN lays a weight out for.
 _LEAST_WEIGHTS = 1 << 16
 _MOST_ROWS = 256
 _SHARE = 16
