@@ -135,7 +135,7 @@ class Learner(Protocol):
 
 
 class SavableLearner(Learner, Protocol):
-    """A learner of a model that can be written down."""
+    """A learner whose model can be written to a folder."""
 
     @property
     def model_bytes(self) -> int:
@@ -145,7 +145,7 @@ class SavableLearner(Learner, Protocol):
         """Return `state` for a writer, with tensors lent where that saves a copy; see `Loan`."""
 
     def close(self) -> None:
-        """Let go of whatever computes."""
+        """End the threads and processes that compute."""
 
     def write_model(self, folder: Path) -> Mapping[Path, str]:
         """Write the model as a Hugging Face folder, as it computes; a critic in the folder "critic" in that one.
