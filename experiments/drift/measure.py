@@ -38,7 +38,6 @@ class Both:
     replayed: RescoredDrift
     accumulated: AccumulatedDrift
     pairs: list[tuple[float, float]] = field(default_factory=list)
-    needs_scoring = True
     needs_updates = 2
 
     def record(self, update_drifts: Sequence[float]) -> None:

@@ -44,6 +44,7 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["train", "tiny", "task=arithmetik"], "did you mean 'arithmetic'"),
         (["train", "tiny", "algorithm.aggregate=TokenMeen"], "did you mean 'TokenMean'"),
         (["train", "tiny", "rewards=gone_module:score"], "there is no module gone_module"),
+        (["train", "tiny", "rewards=__main__:score"], "there is no module __main__"),
         (["evaluate", "tini", "--task", "arithmetic"], "did you mean 'tiny'"),
         (["train", "tiny", 'rewards=["numerik"]'], "did you mean 'numeric'"),
         (["train", "tiny", "rewards=numerik"], "did you mean 'numeric'"),

@@ -23,7 +23,8 @@ from gnomon.engines.rng import sample_key
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.agent import AgentEndpoint, AgentRollout, AgentSession, PolicyTemplates, try_agent
+from gnomon.rollouts.agent import AgentEndpoint, AgentRollout, AgentSession, PolicyTemplates
+from gnomon.rollouts.agent_trial import try_agent
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.env_workers import EnvWorkerLost, EnvWorkers
 from gnomon.rollouts.metrics import measure_turns

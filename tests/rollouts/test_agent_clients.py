@@ -19,7 +19,7 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.rewards.base import Sample
-from gnomon.rollouts.agent import try_agent
+from gnomon.rollouts.agent_trial import try_agent
 from gnomon.rollouts.chat_apis import CHAT_APIS, ApiError
 from gnomon.testing import trial_model
 

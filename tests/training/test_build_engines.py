@@ -22,8 +22,8 @@ from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.records.jsonl import read_rows
 from gnomon.training import build_workers
 from gnomon.training.build_workers import (
+    describe_engines,
     load_network,
-    said_of_serving,
     serve,
     serve_alone,
     snapshot_transform,
@@ -185,8 +185,8 @@ def test_an_engine_that_sleeps_is_said():
 
     check_serving(asleep)
     check_serving(tiny("engine.sleeps=true", "max_staleness=1"))
-    assert "which it releases while the learner works" in said_of_serving(asleep)
-    assert "releases" not in said_of_serving(awake)
+    assert "which it releases while the learner works" in describe_engines(asleep)
+    assert "releases" not in describe_engines(awake)
 
 
 def test_prompts_of_later_steps_count_as_on_their_way():
@@ -220,7 +220,7 @@ SAID = [
 @pytest.mark.parametrize(("overrides", "sentence"), SAID)
 def test_who_answers_is_said_in_words(overrides: tuple[str, ...], sentence: str):
     """`gnomon plan` says it after how many answers are asked for."""
-    assert sentence in said_of_serving(tiny(*overrides))
+    assert sentence in describe_engines(tiny(*overrides))
 
 
 async def answers(pool: EnginePool, snapshot: Snapshot | None = None) -> list[tuple[int, ...]]:

@@ -44,14 +44,14 @@ def load_table() -> dict[str, Any]:
 def test_each_set_is_asked_in_its_own_way(tmp_path: Path):
     """Sampling over the evaluation's over training's, samples, size and judges; what is training's is said."""
     asked = questions(experiment(tmp_path).experiment)
-    sums, boxes = asked.exams
+    sums, boxes = asked.eval_sets
 
-    assert [(e.tasks.name, len(e.tasks), e.samples) for e in asked.exams] == [("gsm8k", 4, 2), ("aime-24", 5, 4)]
-    assert [(e.sampling.temperature, e.sampling.top_p) for e in asked.exams] == [(1.0, 0.9), (0.5, 0.9)]
-    assert [e.sampling.max_completion_length for e in asked.exams] == [asked.sampling.max_completion_length, 5]
+    assert [(e.tasks.name, len(e.tasks), e.samples) for e in asked.eval_sets] == [("gsm8k", 4, 2), ("aime-24", 5, 4)]
+    assert [(e.sampling.temperature, e.sampling.top_p) for e in asked.eval_sets] == [(1.0, 0.9), (0.5, 0.9)]
+    assert [e.sampling.max_completion_length for e in asked.eval_sets] == [asked.sampling.max_completion_length, 5]
     assert sums.drawn.startswith("temperature 1 (training's), top_p 0.9, ")
     assert boxes.drawn == "temperature 0.5, top_p 0.9, at most 5 tokens"
-    assert [e.grading.rewards[0].verifier.kind for e in asked.exams] == ["numeric", "boxed"]
+    assert [e.grading.rewards[0].verifier.kind for e in asked.eval_sets] == ["numeric", "boxed"]
     assert len(asked.split.held_out) == 9
 
 

@@ -116,7 +116,7 @@ def deliveries(
     engine: Engine,
     model: nn.Module,
     sending: SnapshotTransform | None = None,
-    allowance: Tolerance | None = None,
+    tolerance: Tolerance | None = None,
     count: int = 3,
 ) -> list[Metrics]:
     """Return what so many deliveries measured, with an update between one and the next."""
@@ -124,7 +124,7 @@ def deliveries(
     async def body() -> list[Metrics]:
         torch.manual_seed(1)
         learner, pool = learner_of(model), EnginePool({"one": engine})
-        weight_sync, measured = VerifiedWeightSync(pool, VOCABULARY, sending, allowance or FixedTolerance()), []
+        weight_sync, measured = VerifiedWeightSync(pool, VOCABULARY, sending, tolerance or FixedTolerance()), []
         try:
             for _ in range(count):
                 measured.append(await weight_sync.publish(pool, learner))
@@ -181,7 +181,7 @@ def test_merged_adapters_are_believed():
 def test_what_bfloat16_may_differ_by_is_measured_first():
     """An engine that casts is no mistake; its first difference decides what later ones may be."""
     engine = LocalEngine(tiny_model(5, dtype=torch.bfloat16), shared=False)
-    first, second, _ = deliveries(engine, tiny_model(), allowance=CalibratedTolerance())
+    first, second, _ = deliveries(engine, tiny_model(), tolerance=CalibratedTolerance())
 
     assert first["arrival/canary_allowed_nats"] == ROUGH_NATS
     assert 1e-4 < first["arrival/canary_abs_mean_nats"] < 0.05
@@ -191,18 +191,18 @@ def test_what_bfloat16_may_differ_by_is_measured_first():
 
 def test_a_resumed_run_allows_what_it_allowed_before():
     """Unless engines of another machine differ by more when they get their first weights: then that decides."""
-    allowance = CalibratedTolerance()
-    allowance.saw(0.01)
+    tolerance = CalibratedTolerance()
+    tolerance.saw(0.01)
     again, elsewhere = CalibratedTolerance(), CalibratedTolerance()
     for resumed, difference in ((again, 0.06), (elsewhere, 0.1)):
-        resumed.restore(allowance.state())
+        resumed.restore(tolerance.state())
         assert resumed.nats == ROUGH_NATS
         resumed.saw(difference)
         resumed.saw(0.2)
 
-    assert again.nats == allowance.nats == pytest.approx(0.08)
+    assert again.nats == tolerance.nats == pytest.approx(0.08)
     assert elsewhere.nats == ROUGH_NATS
-    assert again.state() == allowance.state()
+    assert again.state() == tolerance.state()
 
 
 FAULTS = {

@@ -26,7 +26,6 @@ from gnomon.core.metrics import EffectiveSize, Last, Max, Mean, Metrics, Sum
 from gnomon.core.types import TOKEN_FIELDS, Batch
 from gnomon.core.user_code import Misbehaved, running_user_code
 
-Rows = Sequence[Sequence[float]]
 _WHOLE_NUMBERS = ("turn", "state", "rollout_id")
 _PER_TOKEN_MADE = tuple(name for name in TOKEN_FIELDS if name not in ("mask", "top_tokens", "top_logprobs"))
 _PER_ROW = ("baseline", "bootstrap", "component_rewards", "rollout_id")

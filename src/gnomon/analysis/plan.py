@@ -19,7 +19,7 @@ from gnomon.models.quantized import BITS
 from gnomon.models.size import ModelSize, foreseen_slow, model_size, outline
 from gnomon.records.console import duration
 from gnomon.training.build_data import TrainingData
-from gnomon.training.build_workers import said_of_serving
+from gnomon.training.build_workers import describe_engines
 from gnomon.training.notes import Costs, initial_answers, paragraphs
 from gnomon.training.resolve import Resolved
 
@@ -148,9 +148,9 @@ def make_plan(resolved: Resolved, asked: TrainingData, size: ModelSize) -> RunEs
         "experiment": experiment,
         "asked": asked,
         "plan": plan,
-        "serving": said_of_serving(resolved),
+        "serving": describe_engines(resolved),
         "late": _lateness(resolved),
-        "judged": sum(exam.samples * len(exam.tasks) for exam in asked.exams),
+        "judged": sum(eval_set.samples * len(eval_set.tasks) for eval_set in asked.eval_sets),
         "notes": (*asked.remarks, *resolved.slow_ways(asked_tokens), *falls),
         "kept": _kept(resolved),
         "own": memory_of(device) * experiment.learner.processes,

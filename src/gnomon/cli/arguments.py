@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gnomon.training.result import Result
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
+# Above it an unknown option is taken for a misspelt one and not for a setting.
 _LIKE_AN_OPTION = 0.75
 
 
@@ -67,6 +68,8 @@ class SettingsParser(VerbParser):
 
     def _as_overrides(self, arguments: Sequence[str]) -> list[str]:
         """Return the arguments with every setting as key=value."""
+        # The rules of argparse with settings as options: an option of the verb keeps its value, all else becomes
+        # key=value.
         found: list[str] = []
         early: list[str] = []  # settings before the first argument, which is no setting
         remaining = list(arguments)
@@ -85,10 +88,12 @@ class SettingsParser(VerbParser):
             elif self._resembles_an_option(name):
                 found.append(argument)
             else:
+                # Nothing follows that could be a value.
                 is_flag = not equals and (
                     not remaining or remaining[0].startswith("--") or _SETTING.match(remaining[0])
                 )
                 value = value if equals else "true" if is_flag else remaining.pop(0)
+                # argparse takes the first free argument for the experiment, so a setting before it has to wait.
                 is_early = not any(not each.startswith("-") for each in found)
                 (early if is_early else found).append(f"{name[2:]}={value}")
         return found + early
@@ -97,6 +102,7 @@ class SettingsParser(VerbParser):
         folded = name.replace("-", "").replace("_", "")
         options = [text for text, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         near = [text.replace("-", "") for text in options if text.startswith("--")]
+        # A name with a dot can only be a setting.
         return "." not in name and bool(difflib.get_close_matches(folded, near, n=1, cutoff=_LIKE_AN_OPTION))
 
     def error(self, message: str) -> NoReturn:
@@ -122,6 +128,7 @@ def parser_of(verb: str, about: str | None) -> VerbParser:
     parser = make(verb, about, table.get("examples"), table.get("raw", False))
     alone: Any = None
     for name, given in table["arguments"].items():
+        # An argument without help is for programs, such as --report, and is not shown.
         settings = {"help": argparse.SUPPRESS, **given}
         if "type" in settings:
             settings["type"] = _TYPES[settings["type"]]
@@ -172,6 +179,7 @@ def finished(given: argparse.Namespace, train: Callable[[], "Result"]) -> int:
     """Train, reporting to a supervisor where there is one, and print the result; return the exit code."""
     from gnomon.cli.results import show
 
+    # With --json standard output holds the one JSON object alone.
     with reporting(given.report), redirect_stdout(sys.stderr if given.json else sys.stdout):
         result = train()
     return show(result, as_json=given.json)

@@ -26,6 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         from benchmarks.harness.run import Conditions, conduct, default_threads, profile, quick_or_standard
 
     size = quick_or_standard(given.quick)
+    # A quick look does not wait until the machine is idle.
     conditions = Conditions(default_threads(), quiet_seconds=0.0 if given.quick else 60.0)
     if given.profile:
         parts = ("generate", "update")

@@ -13,6 +13,7 @@ def enter_clone(verb: str, folder: str) -> Path:
     Raises:
         ConfigError: If gnomon does not run from a clone.
     """
+    # src/gnomon/__init__.py: two folders up is the clone.
     root = Path(gnomon.__file__).resolve().parents[2]
     if not (root / folder).is_dir():
         raise ConfigError(

@@ -41,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.records.console import Console
 
     asked: dict[Unit, float | None] = {"tokens": given.budget, "seconds": given.seconds, "steps": given.steps}
+    # argparse allows one of the three alone.
     (chosen,) = [RunLimit(amount, unit) for unit, amount in asked.items() if amount is not None]
     design = Design.of(given.experiment, given.overrides, given.algorithms.split(","), given.seeds, chosen)
     folder = given.out or folder_of(design, given.experiment)
@@ -50,6 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps({**found.as_row(), "folder": str(folder), "page": str(folder / PAGE)}))
     else:
         print(f"{text(found)}\n\npage     {folder / PAGE}\nnumbers  {folder / NUMBERS}")
+    # After the page was written, so that the runs that worked can be read.
     if found.failures:
         raise RunError(found.failures)
     return 0

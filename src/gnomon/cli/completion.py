@@ -75,6 +75,7 @@ def _names() -> dict[str, tuple[str, ...]]:
     from gnomon.config.reference import kinds, settings
     from gnomon.tasks.benchmarks import BENCHMARKS
 
+    # Keys of list entries have a number that nobody can complete.
     keys = [setting.key for setting in settings() if ".N" not in setting.key]
     return {
         "experiment": tuple(sorted(built_in())),
@@ -89,6 +90,7 @@ def _words(verb: str, action: argparse.Action, known: Mapping[str, tuple[str, ..
     """Return the words that an argument may be; empty where it is free or a file."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
+    # The names of arguments to the lists above: NAME of `gnomon tasks` is a task.
     kind = {"name": verb, "kind": verb, "key": "settings", "task": "tasks"}.get(action.dest, action.dest)
     return known.get(kind, ())
 
@@ -100,6 +102,7 @@ def bash(verbs: Sequence[Verb]) -> str:
         values = [
             f"            {option.name}) words={_quoted(option.words)} ;;" for option in verb.options if option.words
         ]
+        # After these the shell completes files by itself.
         free = "|".join(option.name for option in verb.options if option.takes_value and not option.words)
         values += [f"            {free}) ;;"] if free else []
         words = [*verb.words, *(option.name for option in verb.options), "--help"]

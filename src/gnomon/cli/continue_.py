@@ -34,6 +34,7 @@ def _with_restarts(given: argparse.Namespace) -> int:
         from gnomon.training.continuation import LENGTH
 
     run_dir = given.run_dir
+    # More steps alone go on in the same directory; anything else needs one that a restart finds again.
     if run_dir is None and any(parse_override(each)[0] not in LENGTH for each in given.overrides):
         run_dir = chosen(RunDirectory.after(given.run))
     place = [] if run_dir is None else ["--run-dir", str(run_dir)]

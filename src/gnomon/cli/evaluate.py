@@ -29,6 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """Evaluate one or two models or runs; return the exit code."""
     given = parser_of("evaluate", __doc__).parse_intermixed_args(arguments)
     others = [text for text in (given.second, *given.overrides) if text is not None]
+    # What has an equals sign and is no file is a setting; the rest are models.
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
     models = [given.model, *(text for text in others if text not in overrides)]
     check_evaluation(overrides, given.task or (), models)
@@ -47,8 +48,8 @@ def run(arguments: Sequence[str]) -> int:
 
     candidates = _candidates(models, given.checkpoint)
     _check_out(given.out)
-    exam = EvalSpec(tuple(given.task or ()), given.samples, given.prompts, overrides)
-    found = evaluate_each(candidates, exam)
+    spec = EvalSpec(tuple(given.task or ()), given.samples, given.prompts, overrides)
+    found = evaluate_each(candidates, spec)
     names = [_name(c, e, len(candidates)) for c, e in zip(candidates, found, strict=True)]
     if given.out is not None:
         _write(given.out, names, found)
@@ -71,6 +72,7 @@ def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) 
     given = list(checkpoints or [])
     if len(models) > 2 or len(given) > 2:
         raise ConfigError(f"two are compared at most, got {', '.join(map(str, given if len(given) > 2 else models))}")
+    # One model with several checkpoints, or two models with one checkpoint each.
     if len(models) == 1:
         return [EvalTarget(models[0], each) for each in given or [NEWEST]]
     if len(given) == 2:
@@ -144,6 +146,7 @@ def _write(folder: Path, names: Sequence[str], found: Sequence["Evaluation"]) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, (name, evaluation) in enumerate(zip(names, found, strict=True), start=1):
+            # The column's heading as a file name.
             slug = "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-.")
             write_answered(folder / f"{number}-{slug}.jsonl", evaluation.answered)
     except OSError as error:

@@ -60,6 +60,7 @@ def _converted(given: argparse.Namespace) -> str:
 
 def _uploaded(given: argparse.Namespace) -> str:
     with show_progress("loading libraries", is_brief=True):
+        # A room that the command line knows by name only.
         push_to_hub = import_module("gnomon.insight.model_card").push_to_hub
 
     repository, private = given.to.removeprefix(_HUB), not given.public

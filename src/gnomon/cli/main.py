@@ -29,6 +29,7 @@ Algorithm-first reinforcement learning for language models.
 
 `gnomon VERB --help` says what a verb takes; `gnomon --version` which version this is.
 First steps: `gnomon train tiny` (seconds), then `gnomon train quickstart` (minutes)."""
+# 74 is EX_IOERR of sysexits.h, 130 and 143 are 128 plus SIGINT and SIGTERM, as shells have them.
 FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, STOPPED = 1, 2, 74, 130, 143
 
 
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
+        # Only as a program: a Python caller of `main` keeps its own hooks and streams.
         sys.excepthook = _show_unforeseen
         warnings.formatwarning = _in_words
         _open_standard_files()
@@ -60,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open_standard_files() -> None:
     """Have standard output and error lead nowhere where they are closed, or the next file would take their numbers."""
+    # The lowest free number is taken each time, so this fills 0, 1 and 2 where they are closed.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for name in ("stdout", "stderr"):
+        # A reward that closes stdout would end every later line of the run with an error.
         getattr(sys, name).close = partial(_refuse_to_close, name)
 
 
@@ -110,6 +114,7 @@ def _chosen(given: Sequence[str]) -> int:
         print(f"gnomon {gnomon.__version__}")
         return 0
     if verb not in VERBS:
+        # The usual word of other programs, or a verb of which this is the beginning.
         meant = {"run": "train"}.get(verb, next((each for each in VERBS if each.startswith(verb)), verb))
         hint = f". Did you mean: gnomon {meant}?" * (meant != verb)
         return _say(f"gnomon: {unknown('verb', verb, VERBS)}{hint}", WRONG_INPUT)
@@ -127,6 +132,7 @@ def module_of(verb: str) -> str:
 
 def _run(verb: str, rest: Sequence[str]) -> int:
     try:
+        # What every verb shares: progress on standard error, a word about the user's code, and one process to end.
         with use_progress(_on_standard_error), on_user_code(_say_whose_code), one_process():
             return int(importlib.import_module(module_of(verb)).run(rest))
     except UserError as error:
@@ -146,6 +152,8 @@ def _run(verb: str, rest: Sequence[str]) -> int:
             f"gnomon {verb}: the run failed: it was ended by {error.code!r}{where}; raise an error there", FAILED
         )
     except BaseException as error:  # a panic of a library in Rust is no Exception
+        # A limit of the machine (disk, memory, processes, files) is told in a line, and anything unforeseen as a
+        # traceback.
         refused = refusal_of(error)
         if refused is None:
             raise

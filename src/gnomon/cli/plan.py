@@ -49,9 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     experiment = settled(loaded.experiment)
     resolved = Resolved(experiment)
     with Console() as console:
-        asked, *_ = checked(resolved, console)
+        data, *_ = checked(resolved, console)
     with show_progress("estimating what a step takes"):
-        plan = make_plan(resolved, asked, model_size(experiment.model, experiment.trust_remote_code))
+        plan = make_plan(resolved, data, model_size(experiment.model, experiment.trust_remote_code))
     lines = [*(f"Understood: {note}." for note in loaded.notes), *plan.sentences]
     return _print(given, {**plan.as_row(), "notes": loaded.notes}, lines, to_toml(experiment))
 
@@ -99,6 +99,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
         with show_progress("estimating what a step takes"):
             found = planner.forecast(place)
     except ConfigError:
+        # Once: a plan that was changed and still does not fit is an error.
         ways = [] if changed else [way.split() for way, _ in search.remedies(place) if not way.startswith("--")]
         if ways:
             # What was asked is refused all the same, after the plan of what would do.
@@ -108,6 +109,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
     warnings = list(filter(None, [deployment.passed_over(resolved, given.overrides)]))
     said = [f"Plan with {' '.join(changed)}, without which it does not fit:"] if changed else []
     chosen = {setting.partition("=")[0] for setting in found.settings}
+    # Settings that the forecast chose replace those that were given.
     own = [override for override in given.overrides if override.partition("=")[0] not in chosen]
     command = shlex.join(["gnomon", "train", given.experiment, *own, *found.settings])
     lines = [*said, *(f"Understood: {note}." for note in loaded.notes), *warnings, *found.sentences(), command]

@@ -26,6 +26,7 @@ def show(result: "Result", as_json: bool) -> int:
     lines = ["", *table(evaluations)]
     if len(evaluations) == 2:
         lines += ["", _verdict(result.directory, *evaluations)]
+    # The next commands are printed as the user can type them: with a path where gnomon is not on PATH.
     is_typed = Path(sys.argv[0]).name == "gnomon" and shutil.which("gnomon") != os.path.abspath(sys.argv[0])
     called = quote(sys.argv[0]) if is_typed else "gnomon"
     typed = quote(str(result.directory))
@@ -79,6 +80,7 @@ def table(evaluations: Sequence["Evaluation"], names: Sequence[str] = ()) -> lis
     head += f", drawn at {first.drawn}" if first.drawn else ""
     columns = list(names) or [f"after step {e.step}" for e in evaluations]
     rows = [("", columns), *_sets(evaluations), *_scores(evaluations), *_extras(evaluations)]
+    # Columns are as wide as their widest cell; 24 hold a score with its interval.
     wide = max(len(label) for label, _ in rows)
     column = max(24, *map(len, columns))
     lines = ["  ".join([f"{label:<{wide}}", *(f"{cell:<{column}}" for cell in cells)]) for label, cells in rows]
@@ -138,6 +140,7 @@ def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
     try:
         found = compare(read_answered(log.path(before.step)), read_answered(log.path(after.step)))
         return f"{name}: {found.words}"
+    # Responses may not be recorded: then the unpaired intervals decide, which is more cautious.
     except UserError:
         low, high = before.headline, after.headline
         is_told = high.low > low.high or high.high < low.low

@@ -24,6 +24,7 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
     """Fine-tune on the answers of a dataset, or train a reward model; return the exit code."""
     parser = parser_of(verb, said)
     given = parser.parse_intermixed_args(arguments)
+    # Without an experiment the first setting stands in its place.
     if given.experiment is not None and "=" in given.experiment and not os.path.isfile(given.experiment):
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]
     cluster = cluster_overrides(parser, given.cluster)

@@ -53,6 +53,7 @@ def _test_set_or_generator(name: str) -> tuple[dict[str, Any], str]:
     from gnomon.tasks.reasoning import generator_settings
 
     if name in BENCHMARKS:
+        # Functions that read rows have no meaning in print.
         said = {k: v for k, v in asdict(BENCHMARKS[name]).items() if not callable(v)}
         title = f'evaluation.task: kind = "benchmark", benchmark = "{name}"'
         if name in PUBLISHED:

@@ -15,6 +15,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     cluster = cluster_overrides(parser, given.cluster)
     overrides = [*given.overrides, *([] if given.logged is None else [f"rollouts_from={json.dumps(given.logged)}"])]
+    # Before torch is imported, which takes seconds: a misspelt name is refused at once.
     check_names(given.experiment, [*overrides, *cluster], run_dir=given.run_dir or Path("runs", "run"))
     if given.restarts:
         return supervise(given, ["train", given.experiment, *overrides], given.experiment, overrides)

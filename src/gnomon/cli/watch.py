@@ -47,6 +47,7 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
     files = RunDirectory(run)
     if is_one_look or run.is_file():
         files.check(run)
+    # A locked directory without an experiment is a run that begins right now.
     if not is_awaited and lock_owner(run) is None:
         try:
             files.check(run)
@@ -57,6 +58,7 @@ def _refuse_unreadable(run: Path, is_awaited: bool, is_one_look: bool) -> None:
     if files.experiment.is_file():
         files.table()
         for rows in (files.metrics, files.evaluations, files.findings):
+            # Raises for a file that cannot be read; a missing one is empty.
             next(read_rows(rows), None)
 
 
@@ -99,4 +101,5 @@ def _is_screen() -> bool:
 
 def _say(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
+    # A terminal that cannot show a character must not end the view.
     print(text.encode(encoding, "replace").decode(encoding), flush=True)

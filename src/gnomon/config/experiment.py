@@ -191,11 +191,13 @@ class Experiment:
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
+        # Python callers may give names and tables, as a file does; they become sections before anything is checked.
         _made(self)
         check_device(self.device)
         _allow_packages(self)
         chosen(self.doctor.rules)
         check_stops(self.doctor.stops)
+        # The checks below see the experiment as a file would have it, so both ways in are refused alike.
         written = to_table(self)
         check_texts(written)
         check_values(written)
@@ -240,6 +242,7 @@ class Experiment:
     @property
     def idle(self) -> tuple[str, ...]:
         """What is set and changes nothing in this run, in words."""
+        # Section, its settings by name, whether something reads them, and what would.
         waiting: tuple[tuple[str, Any, str, bool, str], ...] = (
             ("cluster", self.cluster, "graders placement start_seconds", self.cluster.kind != "none", "a cluster"),
             ("staleness", self.staleness, "stragglers", self.staleness_bound > 0, "max_staleness above 0"),
@@ -250,6 +253,7 @@ class Experiment:
             f"{place}.{name} = {getattr(section, name)!r} changes nothing without {needed}"
             for place, section, names, is_read, needed in waiting
             for name in names.split()
+            # A default that nothing reads is no mistake; a value that somebody set may be one.
             if not is_read and getattr(section, name) != getattr(type(section), name)
         )
 
@@ -264,8 +268,10 @@ class Experiment:
         graders, parts = self.cluster.graders if is_ray else 1, plan.tensor_parallel
         engines = plan.count * parts if is_ray or parts > 1 or plan.server == STARTED else 0
         most = 0 if world is None or world.server else world.max_concurrent
+        # An evaluation may have more rollouts in flight than a training step.
         evaluated = (self.held_out.size or 0) * self.evaluation.samples
         in_flight = self.rollouts_per_step * self.staleness_bound + max(self.rollouts_per_step, evaluated)
+        # The setting that a message names is the one that begins more processes.
         larger = "count" if plan.count >= parts else "tensor_parallel"
         return {
             "learner.processes": (learners, learners * own * (is_ray or learners > 1), False),
@@ -334,6 +340,7 @@ def _allow_packages(experiment: Experiment) -> None:
                 f"{list(plan.packages)}; set packages = {list(dict.fromkeys((*packages, *plan.packages)))} at the top, "
                 "and remove those of rewards and environment"
             )
+    # Programs of rewards, and of the Python tool, run in sandboxes that import only what is allowed.
     if packages:
         object.__setattr__(experiment, "rewards", tuple(allowed(reward, packages) for reward in experiment.rewards))
         if experiment.environment is not None and "python" in experiment.environment.tools:
@@ -419,6 +426,7 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (),
         ConfigError: As `with_settings`; or the settings name an algorithm that the verb is not about.
     """
     settings, notes = translated(parsed)
+    # What the user said, in the table or in settings, under our names or another library's.
     said = {key for key, _ in settings} | {key for key, _ in translated(taken_out(as_json(table)))[0]}
     own: dict[str, Any] = {**table}
     if not {"algorithm", "algorithm.preset"} & said and not _is_of(verb, own.get("algorithm")):
@@ -430,8 +438,10 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (),
     for key, value in _SUPERVISED.items():
         if key in said or value_at(own, key) is not None:
             continue
+        # Steps and epochs both say how long the run is.
         if key == "epochs" and ("steps" in said or own.get("steps") is not None):
             continue
+        # Low-rank adapters are trained at about ten times the rate of full weights.
         if key.endswith("learning_rate") and has_adapters:
             value *= 10
         settings = [*settings, (key, value)]
@@ -455,12 +465,14 @@ def _is_of(verb: str, spec: Any) -> bool:
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
     try:
+        # A copy: the caller's table must not change below.
         whole: dict[str, Any] = as_json(table)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
         ) from error
     foreign, notes = translated(taken_out(whole))
+    # A foreign name of an algorithm, beside a table of changes, is that table's preset.
     if isinstance(whole.get("algorithm"), dict):
         foreign = [("algorithm.preset" if key == "algorithm" else key, value) for key, value in foreign]
     _refuse_twice(whole, foreign)
@@ -470,9 +482,11 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     settle_length(whole, {key for key, _ in overrides})
     check_texts(whole)
     notes += _name_adapter(whole)
+    # Other libraries write the algorithm's settings at the top of a file.
     _move_to_algorithm(whole)
     if "algorithm" not in whole:
         raise ConfigError(NO_ALGORITHM)
+    # The algorithm first: what remains to be worked out depends on its number of generations.
     spec = whole.pop("algorithm")
     resolution = resolve_with_notes(spec)
     preset = spec.get("preset", "") if isinstance(spec, dict) else spec
@@ -493,6 +507,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
 
 def to_toml(experiment: Experiment) -> str:
     """Return the fully resolved experiment as TOML; `load` of it is the same experiment."""
+    # In front: the part that a reader of the file looks for.
     table = {"algorithm": algorithm_table(experiment.algorithm)}
     table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
     try:
@@ -514,11 +529,13 @@ def _name_adapter(whole: dict[str, Any]) -> list[str]:
     named, lora = whole.get("model"), whole.get("lora")
     folder = Path(named).expanduser() if isinstance(named, str) else None
     is_model = folder is not None and is_adapter(folder)
+    # A folder of an adapter as the model means its base with that adapter.
     if is_model and (lora is None or (isinstance(lora, dict) and "adapter" not in lora)):
         lora = {"adapter": str(folder), **(lora or {})}
     if (
         not isinstance(lora, dict)
         or not isinstance(lora.get("adapter"), str)
+        # Everything that the adapter's config would give is said already, as in a record.
         or {"rank", "alpha", "targets"} <= {*lora}
     ):
         return []
@@ -555,6 +572,7 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
     for section, key in ((table, "model"), (table.get("lora", {}), "adapter"), *((table, k) for k in _FROM)):
         if key in section:
             section[key] = _absolute(section[key])
+    # A user's engine is named as path.py:NAME.
     table["engine"]["kind"] = _absolute_member(table["engine"]["kind"])
     _anchor(table)
     return from_table(table).experiment
@@ -670,6 +688,7 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
     """Set paths of ``whole``, and return what is left out by that."""
     notes: list[str] = []
     # A whole algorithm or task, or its kind, does not undo what is said of its parts.
+    # The shortest paths first, and kinds before their other settings.
     for key, value in sorted(settings, key=lambda parsed: (parsed[0].count("."), parsed[0] not in _KINDS)):
         notes += drop_other_kind(whole, key, value) if key in _KINDS else []
         if key == "task":
@@ -727,6 +746,7 @@ def _work_out(whole: dict[str, Any]) -> list[str]:
         ratio, steps = whole.pop("warmup_ratio"), whole.get("steps", Experiment.steps)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
             raise ConfigError(f"warmup_ratio = {ratio!r}: should be a share of the steps, from 0 to below 1")
+        # The optimizer takes a number below 1 as a share of the steps.
         rise = ratio if "epochs" in whole else math.ceil(ratio * steps)  # steps of epochs are counted later
         set_path(whole, "learner.optimizer.warmup_steps", rise)
         notes.append(f"warmup_ratio = {ratio} is learner.optimizer.warmup_steps = {rise}")
@@ -751,6 +771,7 @@ def _reward(table: Any) -> Any:
         return {"verifier": {"kind": "function", "function": table}}
     if not isinstance(table, dict) or "verifier" in table:
         return table
+    # These belong to the reward; everything else is its verifier's.
     own = {key: table[key] for key in ("weight", "name", "within", "must_end") if key in table}
     if "extract" in table and table.get("kind") not in ("parsable", "reasoning"):
         if table["extract"] not in get_args(Where):

@@ -61,6 +61,7 @@ _WAYS: Mapping[str, Callable[[Any], Any]] = {
 
 def _converted(entry: Mapping[str, Any], value: Any) -> Pairs | None:
     """Return our keys and values for a value of theirs, None where it has no counterpart."""
+    # One name of theirs with several of ours, such as a pair of betas.
     if keys := entry.get("keys"):
         return dict(zip(keys, value, strict=True)) if len(keys) == len(_values(value)) else None
     if "values" in entry:
@@ -163,6 +164,7 @@ def translated(pairs: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]],
     ([('checkpoints.every', 50), ('seed', 1)], ['save_steps = 50 is checkpoints.every = 50'])
     """
     given = [part for name, value in pairs for part in _spread(name, value)]
+    # Names that mean nothing because their switch is off, or because another name says more.
     off = {each for name, value in given if value is False for each in _SWITCHES.get(name, ())}
     off |= {name for name, value in given if value is True and any(each == _MORE.get(name) for each, _ in given)}
     ours: list[tuple[str, Any]] = []
@@ -224,6 +226,7 @@ def _below_algorithm(node: dict[str, Any], path: str) -> list[tuple[str, Any]]:
 
 def _spread(name: str, value: Any) -> list[tuple[str, Any]]:
     """Return the keys within a section of another library, with dots."""
+    # Only sections of another library are taken apart; ours keep their tables.
     if not isinstance(value, Mapping) or name in FOREIGN or not _is_theirs(f"{name}."):
         return [(name, value)]
     return [part for key, below in value.items() for part in _spread(f"{name}.{key}", below)]
@@ -235,6 +238,7 @@ def _is_theirs(name: str) -> bool:
 
 
 def _is_among(value: Any, neutral: Sequence[Any]) -> bool:
+    # True == 1 in Python, and they are two settings.
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module, metadata
+from importlib.machinery import ModuleSpec
 from importlib.resources import files
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -26,8 +27,18 @@ def known_names() -> Mapping[str, Any]:
     return dict(json.loads((files("gnomon.config") / "known_names.json").read_text()))
 
 
+def without_numbers(key: str, place: str = ".N") -> str:
+    """Return the path of a setting with ``place`` for the number of each list's entry.
+
+    >>> without_numbers("rewards.0.weight"), without_numbers("rewards.0.weight", "")
+    ('rewards.N.weight', 'rewards.weight')
+    """
+    return re.sub(r"\.\d+(?=\.|$)", place, key)
+
+
 def has_gpu() -> bool:
     """Whether this machine has a GPU of NVIDIA's, as far as its files say."""
+    # /dev/dxg is the GPU of WSL.
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
 
 
@@ -77,11 +88,13 @@ def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
     needed: dict[str, str] = {}
     has_vllm = s.get("engine.python") or s.get("engine.server", "") not in ("", STARTED)
     for key, value in s.items():
-        place = re.sub(r"\.\d+(?=\.|$)", "", key)
+        place = without_numbers(key, "")
+        # Patterns see one setting as "key = value", a list's entries one by one.
         for each in (each for each in (value if isinstance(value, list) else [value]) if each not in ("none", None)):
             said = f"{place} = {each}"
             found = next((row.expand(to) for of, to in _PACKAGES if (row := re.fullmatch(of, said, re.DOTALL))), "")
             if not found and isinstance(each, str) and re.fullmatch(_TASK, place):
+                # The name of a task with a file of its own is a label.
                 has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
                 found = "" if has_file else _task_package(each)
             needed |= dict.fromkeys(found.split(), shortened(said))
@@ -120,6 +133,7 @@ def declared_in(named: str) -> Callable[..., Any] | None:
         tree = ast.parse(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # the code that runs the file reports it
+    # Exactly one definition of the name, without a decorator, at the top of the file.
     match [node for node in ast.walk(tree) if _given(node) in (name, "*")]:
         case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]) as node] if (
             node in tree.body
@@ -130,6 +144,7 @@ def declared_in(named: str) -> Callable[..., Any] | None:
     bare, by_name = arguments.posonlyargs, arguments.kwonlyargs
     plain = [*bare, *arguments.args]
     kinds = [Parameter.POSITIONAL_ONLY if each in bare else Parameter.POSITIONAL_OR_KEYWORD for each in plain]
+    # ast aligns defaults with the last parameters.
     given = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
     parameters = [
         *zip(plain, kinds, given, strict=True),
@@ -176,6 +191,7 @@ def _lack(file: Path, name: str) -> str:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ""  # the code that runs the file reports it
     names = {found for node in ast.walk(tree) if (found := _given(node))}
+    # What a file may make at run time cannot be refused by reading it.
     if name in names or "*" in names or re.search(r"__getattr__|globals|exec|setattr|vars", text):
         return ""
     outer = (each for node in tree.body for each in (node, *getattr(node, "targets", ())))
@@ -211,11 +227,11 @@ def check_modules(last: Mapping[str, Any]) -> None:
         ConfigError: The message has the setting and what to type.
     """
     for key, value in flat(last).items():
-        if not re.fullmatch(_OWN_CODE, re.sub(r"\.\d+(?=\.|$)", "", key)):
+        if not re.fullmatch(_OWN_CODE, without_numbers(key, "")):
             continue
         for each in value if isinstance(value, list) else [value]:
             found = re.fullmatch(_MODULE, each) if isinstance(each, str) else None
-            spec = importlib.util.find_spec(found[1]) if found else None
+            spec = _spec(found[1]) if found else None
             if found and spec is None:
                 file = Path(*f"{found[1]}{found[2]}".split(".")).with_suffix(".py")
                 way = f"{file}:{found[3]}" if file.exists() else "path.py:NAME, or pip install it"
@@ -227,6 +243,14 @@ def check_modules(last: Mapping[str, Any]) -> None:
             place = Path(spec.origin) if found and not found[2] and spec and spec.origin else Path()
             if found and place.suffix == ".py" and place.is_file() and (flaw := _lack(place, found[3])):
                 raise ConfigError(f"{key} = '{each}': {flaw}")
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return where a module is; None where it is not installed, or is one without a file, as a program's own is."""
+    try:
+        return importlib.util.find_spec(module)
+    except ValueError:
+        return None
 
 
 def check_pieces(last: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from gnomon.config.name_checks import (
     has_gpu,
     known_names,
     needed_packages,
+    without_numbers,
 )
 from gnomon.core.atomic_files import read_plain
 from gnomon.core.combinations import (
@@ -103,6 +104,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return dict(source)
     known = built_in()
     if str(source) in known:
+        # A built-in name wins over a file of that name.
         return tomllib.loads(known[str(source)])
     path = Path(source)
     if "=" in str(source) and not os.path.exists(path):
@@ -162,7 +164,8 @@ def parse_override(override: str) -> tuple[str, Any]:
     key = key.strip().removeprefix("--")
     if not equals or not key or not all(p.isidentifier() or p.isdecimal() for p in key.replace("-", "_").split(".")):
         raise ConfigError(f"cannot read the override {override!r}: {OVERRIDE_HINT}")
-    kinds = known_names()["keys"].get(re.sub(r"\.\d+(?=\.|$)", ".N", key.replace("-", "_")), {}).values()
+    kinds = known_names()["keys"].get(without_numbers(key.replace("-", "_")), {}).values()
+    # The setting is text everywhere, so a bracket begins no list.
     if {*kinds} == {"text"} and text.strip()[:1] in ("[", "{"):
         return key.replace("-", "_"), text  # "[0-9]{3}" is no list
     try:
@@ -257,6 +260,7 @@ def check_names(
     with _noted(faults):
         settle_length(dict(given), {key for key, _ in settings})
     if not faults:
+        # Combinations only where every name and type is sound: else one slip would be reported twice.
         for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
             with _noted(faults):
                 _check_combinations(given, name, is_here)
@@ -296,6 +300,7 @@ _OWN_FACTS = ("num_generations", "scope", "routing", "demonstrated", "updates.mi
 def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bool) -> None:
     """Refuse settings that cannot be meant together, as far as they say so without the algorithm's pieces."""
     known = known_names()
+    # The defaults with everything that was given over them, as far as it is known without building the experiment.
     settings: dict[str, Any] = dict(known["defaults"])
     for key, value in given:
         key = {"engine": "engine.kind", "num_generations": "algorithm.num_generations"}.get(key, key)
@@ -316,9 +321,11 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
             if key.startswith(f"{section}."):
                 set_path(own, key.removeprefix(f"{section}."), value)
         build(cls, own, section)
+    # What is known of the preset; nothing of a user's own algorithm.
     own_facts = [facts for each, facts in known["facts"].items() if canonical(each) == canonical(str(name))]
     found = {**known["usual facts"], **own_facts[0]} if own_facts else {}
     its_own = {key: value for key, value in settings.items() if key.startswith("algorithm.")}
+    # A piece was changed, so only those facts hold that no piece decides.
     if {key.removeprefix("algorithm.") for key in its_own} - {*_OWN_FACTS, "preset"} or set(settings) & {
         *known["aliases"]
     }:
@@ -355,6 +362,7 @@ def _check_rules(last: Mapping[str, Any]) -> None:
     rules = known_names()["rules"]
     for key, kind, known in (("rules", "rule", rules), ("stop_on", "severity or rule", [*SEVERITIES, *rules])):
         for name in _list(last.get(f"doctor.{key}")):
+            # "-rule" takes a rule out of the list.
             bare = name.removeprefix("-") if key == "rules" and isinstance(name, str) else name
             if bare not in known:
                 raise ConfigError(f"doctor.{key}: {unknown(kind, str(bare), known)}")
@@ -525,11 +533,13 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         ConfigError: As the code that builds the experiment raises it.
     """
     at = key.rpartition(".")[0]
-    path = re.sub(r"\.\d+(?=\.|$)", ".N", key).replace("evaluation.tasks.N", "evaluation.tasks")
+    path = without_numbers(key).replace("evaluation.tasks.N", "evaluation.tasks")
+    # A task is the same wherever it stands: its settings are listed once, below "task".
     path = re.sub(r"^(evaluation\.tasks?\.task|evaluation\.task|task\.parts\.N\.task)(?=\.)", "task", path)
     path = path.replace(".verifier.", ".")
     section, _, name = path.rpartition(".")
     known = _settings_below().get(section, {})
+    # A section of a known kind has that kind's settings alone.
     if kinds.get(at) in {kind for types in known.values() for kind in types}:
         known = {name: types for name, types in known.items() if {"", kinds[at]} & types.keys()}
     also = ("N", "extract", "verifier") if section.endswith("rewards.N") else ("N",)
@@ -548,6 +558,7 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         for number, each in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
                 raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}{_several(key, each)}")
+    # Some sections may be given as one word (engine = "vllm"); these may not.
     is_word = isinstance(value, str) and value != "none" and key in _WORDLESS
     if type_said == "table" and (is_word or isinstance(value, int | float)) and (inner := _settings_below().get(path)):
         said = ", ".join(f"{key}.{each} = ..." for each in list(inner)[:4])
@@ -558,6 +569,7 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
         raise ConfigError(f"{key} = {value!r}: should be {said}")
     bounds = known_names()["bounds"].get(path, {})
+    # Where kinds or pieces differ in a bound, the value must hold for one of them.
     found = sorted({bound for kind, bound in bounds.items() if kind in ("", kinds.get(at, kind))})
     if found and not any(not bound or holds(bound, value) for bound in found):
         raise ConfigError(f"{key} must be {' or '.join(found)}, got {shortened(repr(value))}")
@@ -636,6 +648,7 @@ def _check_key(key: str) -> None:
         return
     for depth in range(1, len(parts)):
         path = ".".join(parts[:depth])
+        # A section without listed settings takes any key.
         siblings = {each.split(".")[depth] for each in known if each.startswith(f"{path}.")}
         if siblings and parts[depth] not in siblings:
             raise ConfigError(f"{path}: {unknown('key', parts[depth], siblings)}")
@@ -661,7 +674,7 @@ def check_setting(key: str) -> None:
         ConfigError: The message has the nearest names, or what another library's name is here.
     """
     theirs = key.strip().removeprefix("--")
-    wanted, known = re.sub(r"\.\d+(?=\.|$)", ".N", theirs.replace("-", "_")), known_names()["keys"]
+    wanted, known = without_numbers(theirs.replace("-", "_")), known_names()["keys"]
     if wanted in known_names()["aliases"] or any(f".{each}".endswith(f".{wanted}") for each in known):
         return
     if says := FOREIGN[theirs].says if theirs in FOREIGN else COMPOSED.get(theirs):

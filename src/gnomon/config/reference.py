@@ -20,6 +20,7 @@ from gnomon.algorithms.sections import ReferencePolicy
 from gnomon.algorithms.user_pieces import spelled
 from gnomon.config.experiment import Experiment, facts
 from gnomon.config.foreign_names import ALIASES
+from gnomon.config.name_checks import without_numbers
 from gnomon.config.reading import check_setting
 from gnomon.core.errors import ConfigError, bounds_of, unknown
 from gnomon.core.tables import flat, members, to_table
@@ -93,6 +94,7 @@ def attributes(cls: type) -> dict[str, str]:
         entry = _ENTRY.match(line)
         if entry:
             name = entry[1]
+        # A line that begins no attribute goes on with the one before.
         found[name] = entry[2] if entry else f"{found[name]} {line.strip()}"
     return found
 
@@ -112,8 +114,9 @@ def named(key: str) -> tuple[Setting, ...]:
     ['learner.optimizer.learning_rate']
     """
     check_setting(key)
-    wanted = re.sub(r"\.\d+(?=\.|$)", ".N", key.strip().removeprefix("--").replace("-", "_"))
+    wanted = without_numbers(key.strip().removeprefix("--").replace("-", "_"))
     known = settings()
+    # The whole key or an alias; else every key that ends so, such as "learning_rate".
     exact = {s.key for s in known if s.key == wanted or wanted in s.aliases}
     tails = exact or {s.key for s in known if s.key.endswith(f".{wanted}")}
     return tuple(s for s in known if any(s.key == tail or s.key.startswith(f"{tail}.") for tail in tails))
@@ -131,11 +134,13 @@ def _of(cls: type, path: str, kind: str) -> Iterator[Setting]:
         is_reward = f.name == "verifier"  # a reward's settings stand beside its weight
         key = path if is_reward else ".".join(filter(None, [path, f.name, "N" * (f.name in ("rewards", "parts"))]))
         below = _classes(hints[f.name])
+        # A place of an algorithm with several pieces: `gnomon algorithms PIECE` lists their settings.
         below = below if len(below) < 2 or not is_piece else []
         if not is_reward:
             said = kind_of(hints[f.name]) if is_piece else _type(hints[f.name])
             bound = bounds_of(cls).get(f.name, "")
             yield Setting(key, said, _default(f), meanings.get(f.name, ""), kind, _aliases(key), bound)
+        # Settings of a task within a task are those of ``task``, listed once.
         if f.name == "task" and path:
             continue
         if len(below) > 1:
@@ -247,6 +252,7 @@ def as_names() -> str:
         for piece in fitting.values():
             for f in (f for f in fields(piece) if f.init):
                 said = kind_of(get_type_hints(piece)[f.name])
+                # Pieces of one place may have a field of one name and two types: then any type may be right.
                 pieces[place][f.name] = said if pieces[place].get(f.name, said) == said else ""
     bounds = {"algorithm.num_generations": {"": "at least 1"}}  # an algorithm says it with the change that fixes it
     for setting in settings():
@@ -256,6 +262,7 @@ def as_names() -> str:
         for name, piece in fitting.items():
             for f in fields(piece):
                 bounds.setdefault(f"algorithm.{within}.{f.name}", {})[name] = bounds_of(piece).get(f.name, "")
+    # Facts of a preset are written as differences from GRPO's, which keeps the file short.
     usual = facts(GRPO)
     names = {
         "keys": dict(sorted(keys.items())),

@@ -32,12 +32,14 @@ class CurrentFindings:
         """Replace the file's content; without any findings so far, write no file."""
         if not findings and not self.path.exists():
             return
+        # JSON has no NaN, and findings may quote secrets of the user's data.
         rows = sound({"findings": [finding.as_row() for finding in findings]})
         text = json.dumps(redacted(rows), ensure_ascii=False, allow_nan=False)
         content = (text + "\n").encode(errors="backslashreplace")
         if content == self._said:
             return
         try:
+            # Not synced: the file is written again soon, and `findings.jsonl` is the record.
             write_durably(self.path, content, is_synced=False)
             self._said = content
         except OSError as error:

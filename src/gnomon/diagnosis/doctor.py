@@ -69,10 +69,13 @@ class Doctor:
         found = {}
         for rule in self._rules:
             history = _AskedHistory(self.history)
+            # The rule is called again on a history that notes what it reads: what it asked for and did not get is what
+            # it lacks.
             if rule.name not in self._known and rule(history, self._facts) is None:
                 missing = [name for name in history.asked if not history.has(name)]
                 if not history.asked:
                     found[rule.name] = "settings of the run"
+                # Everything is missing, or what the rule looks at first.
                 elif len(missing) == len(history.asked) or missing[:1] == history.asked[:1]:
                     found[rule.name] = missing[0]
         return found
@@ -89,6 +92,7 @@ class Doctor:
         """Take note of an alarm; return whether the alarm is new or more severe."""
         known, step = self._known.get(name), self.history.step
         rank, reached = SEVERITIES.index(alarm.severity), -1 if known is None else SEVERITIES.index(known.severity)
+        # A finding keeps its worst severity; a milder alarm only says that it still holds.
         if known is not None and rank < reached:
             self._known[name] = replace(known, step=step)
             return False
@@ -99,6 +103,7 @@ class Doctor:
             first_step=alarm.since if known is None else known.first_step,
             step=step,
             summary=alarm.summary,
+            # Six digits: the rest is rounding, and differs between machines.
             evidence={key: float(f"{value:.6g}") for key, value in alarm.evidence.items()},
             meaning=alarm.meaning,
             advice=tuple(advice for advice in alarm.advice if not self._facts.has(advice)),
@@ -111,6 +116,7 @@ class _AskedHistory(History):
     """A history that notes, in order, what a rule asks it for."""
 
     def __init__(self, history: History) -> None:
+        # The same data, not a copy: rules only read.
         self.__dict__.update(history.__dict__)
         self.asked: list[str] = []
 

@@ -51,6 +51,7 @@ class Facts:
         >>> Facts.of({"steps": 9, "algorithm": {"num_generations": 4, "updates": {"minibatches": 2}}}).updates
         2
         """
+        # A table may be edited or of another version: each number is one that rules can divide by.
         generations = max(1, _at(table, "algorithm.num_generations", 1))
         is_measured, tracker = table.get("max_staleness") == "measured", value_at(table, "algorithm.tracker")
         samples = _at(table, "algorithm.samples", "policy")
@@ -76,6 +77,7 @@ class Facts:
         >>> [facts.has(f'algorithm{key}: why') for key in ('.correction = "TruncatedIS"', ' = "spo"', ' = "dapo"')]
         [True, True, False]
         """
+        # An advice that names one setting with one value; "or" and "," name alternatives.
         named = re.match(r'([\w.]+) = "([\w-]+)"(?! or|,)', advice)
         if named is None or advice.count(' = "') > 1:
             return False
@@ -96,5 +98,6 @@ def _weights(rewards: Sequence[Any]) -> dict[str, float]:
 
 def _at(table: Any, path: str, default: T) -> T:
     found = value_at(table, path)
+    # type() and not isinstance: true is no number here.
     kinds: tuple[type, ...] = (int, float) if type(default) is float else (type(default),)
     return found if type(found) in kinds else default

@@ -41,11 +41,13 @@ class History:
         """Add the metrics of the next step."""
         self.step, self.steps = step, self.steps + 1
         for name, value in values.items():
+            # Written as "not <=" so that NaN is dropped too.
             if type(value) not in (int, float) or not abs(value) <= LARGEST:
                 continue
             point = (step, float(value))
             if name not in self._latest:
                 self._first[name], self._latest[name] = [], deque(maxlen=LATEST)
+            # The start of a run is kept for comparisons, the middle is forgotten.
             if len(self._first[name]) < FIRST:
                 self._first[name].append(point)
             self._latest[name].append(point)
@@ -66,6 +68,7 @@ class History:
         column = self._latest.get(name)
         if column is None or not 0 < count <= len(column):
             return []
+        # From the right end, since a deque has no slices.
         points = list(islice(reversed(column), count))[::-1]
         return points if points[0][0] > self.step - 2 * count else []
 
@@ -79,6 +82,7 @@ class History:
         The result is empty if there are too few rewards. A long run is searched at about two hundred positions.
         """
         before = len(self.rewards) - window
+        # Steps of half a window, or larger ones where that would be more than 200 positions.
         ends = range(window, before + 1, max(window // 2, before // 200, 1))
         end = max(ends, key=lambda place: self._sums[place] - self._sums[place - window], default=0)
         return self.rewards[max(0, end - window) : end]

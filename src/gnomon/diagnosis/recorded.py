@@ -42,6 +42,7 @@ def diagnose_foreign(run: ForeignRun) -> tuple[tuple[Finding, ...], dict[str, st
     generations, answers, parts = 1, 1, set()
     for row in run.rows:
         groups = run.groups(row["step"])
+        # What the library logged itself counts more than what is computed here.
         rows.append({**(_measured(groups) if groups else {}), **row})
         if groups:
             count = sum(len(group.rollouts) for group in groups)

@@ -14,7 +14,6 @@ from gnomon.core.types import Group, Rollout
 
 Floats = NDArray[np.float64]
 NGRAM = 4
-_SHORTEST = 2 * NGRAM
 _FORM = re.compile(
     r"</\s*[A-Za-z][\w.-]{0,39}\s*>|\[/[A-Z_]{2,40}\]|<\|(channel|answer|end_of_(thought|solution|answer))\|>"
     r"|\\f?box(ed)?\s*\{|^[ \t]*#### *\S|^[ \t]*(```|~~~)|(?i:\banswer\W{0,4}(is\b|:))",
@@ -43,15 +42,16 @@ def measure_answers(groups: Sequence[Group]) -> Metrics:
     )
 
 
-def repetition(rollout: Rollout, size: int = NGRAM) -> float | None:
-    """Return the share of a response's ``size``-grams that occurred before in the response.
+def repetition(rollout: Rollout) -> float | None:
+    """Return the share of a response's n-grams (n = `NGRAM`) that occurred before in the response.
 
-    Only tokens of the policy count. None for fewer than ``2 * size`` tokens.
+    Only tokens of the policy count. None for fewer than ``2 * NGRAM`` tokens.
     """
     tokens = [token for token, chosen in zip(rollout.response, rollout.mask, strict=True) if chosen]
-    if len(tokens) < 2 * size:
+    if len(tokens) < 2 * NGRAM:
         return None
-    runs = list(zip(*(tokens[place:] for place in range(size)), strict=False))
+    # All successive groups of NGRAM tokens.
+    runs = list(zip(*(tokens[place:] for place in range(NGRAM)), strict=False))
     return 1 - len(set(runs)) / len(runs)
 
 
@@ -71,7 +71,9 @@ def _copies(groups: Sequence[Group]) -> dict[str, Measure]:
         count = len(group.rollouts)
         if count < 2:
             continue
+        # Pairs within the group.
         of_group = count * (count - 1) / 2
+        # A sum of log-probabilities above 0 is rounding.
         chance = sum(math.exp(min(0.0, sum(r.logprobs))) for r in group.rollouts) / count
         pairs += of_group
         same += sum(n * (n - 1) / 2 for n in Counter(r.response for r in group.rollouts).values())
@@ -128,6 +130,7 @@ def _parts(judged: "_Judged") -> dict[str, Measure]:
     spread = float((paid**2).sum())
     measures: dict[str, Measure] = {}
     for name in names if len(names) > 1 else ():
+        # A part that did not apply gave nothing, and is in no deviation of its own.
         own = np.array([parts.get(name, 0.0) for parts in judged.parts])
         known = np.array([name in parts for parts in judged.parts])
         measures[f"reward/{name}_std"] = Last(float(own[known].std()))
@@ -173,11 +176,14 @@ def expected_degenerate(counts: Sequence[tuple[int, int]]) -> tuple[float, float
     first = sum(k / n for k, n in counts) / len(counts)
     pairs = [k * (k - 1) / (n * (n - 1)) for k, n in counts if n > 1]
     sizes = [n for _, n in counts if n > 1]
+    # Var(p) = E[p^2] - E[p]^2, where pairs within groups estimate E[p^2] without bias.
     variance = sum(pairs) / len(pairs) - first * first
     most = first * (1 - first)
     size = round(sum(sizes) / len(sizes))
     if variance <= 1e-6 or most <= 0:
         return first**size, (1 - first) ** size
+    # a + b of the Beta distribution with this mean and variance; at least 1e-3, since a noisy variance may exceed p (1
+    # - p).
     strength = max(most / variance - 1, 1e-3)
     return _all(first * strength, strength, size), _all((1 - first) * strength, strength, size)
 
@@ -201,6 +207,7 @@ def rank_correlation(first: Floats, second: Floats) -> float | None:
 
 
 def _ranks(numbers: Floats) -> Floats:
+    # Rounded, so that numbers that differ by rounding are ties.
     _, place, counts = np.unique(np.round(numbers, 9), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray((ends - (counts - 1) / 2)[place], dtype=np.float64)
@@ -222,6 +229,7 @@ class _Judged:
             (n, r, r.grade.reward) for n, g in enumerate(groups) for r in g.rollouts if r.grade.reward is not None
         ]
         numbers = [n for n, _, _ in graded]
+        # With one answer a prompt a mean over the prompt would leave only zeros.
         prompt = np.array(numbers if len(set(numbers)) < len(numbers) else [0] * len(numbers), dtype=np.int64)
         lengths = np.array([len(r.response) for _, r, _ in graded], dtype=np.float64)
         rewards = np.array([reward for _, _, reward in graded], dtype=np.float64)

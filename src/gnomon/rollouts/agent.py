@@ -25,13 +25,10 @@ from urllib.parse import urlsplit
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.http import LOOPBACK, Answer, LoopbackServer, Refused, described, exchange
-from gnomon.core.progress import show_progress
 from gnomon.core.sections import GrammarConfig
 from gnomon.core.types import Completion, EndedBy, Ending, Grade, Message, Task
 from gnomon.engines.base import Engine, Sampling
 from gnomon.engines.grammar import Grammar
-from gnomon.engines.rng import sample_key
-from gnomon.engines.scripted import ScriptedEngine
 from gnomon.engines.stop_strings import cut_at_stop
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.rewards.base import Sample
@@ -156,6 +153,7 @@ class AgentSession:
     """
 
     def __init__(self, policy: "AgentRollout", key: Callable[[int], int], sampling: Sampling) -> None:
+        # Any process of the machine can reach a loopback port; only an agent that was given the key is answered.
         self.key = secrets.token_urlsafe(24)
         self.segments: list[AgentSegment] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -201,6 +199,7 @@ class AgentSession:
             answer: Answer = partial(self._models)  # one of each call, by which its connection is told from others
             return answer
         most = self._policy.plan.max_calls
+        # Refusals count, so that an agent which calls in a loop ends.
         if len(self._calls) >= most:
             self._refuse()
             reason = f"{most} calls are under way, as many as may be (environment.max_calls)"
@@ -219,6 +218,8 @@ class AgentSession:
         Time in which this process stood still does not count.
         """
         left, answered = seconds, self._answered
+        # Ticks instead of one long sleep: a process that was stopped (a debugger, a laptop's lid) adds one tick at
+        # most.
         while left > 0:
             waited = min(left, _TICK_SECONDS)
             await asyncio.sleep(waited)
@@ -251,6 +252,7 @@ class AgentSession:
         """
         self.clock()
         self._is_over = True
+        # Cancelling them frees the engine for other rollouts at once.
         for generating in self._generating:
             generating.cancel()
         if self.over.done():
@@ -285,9 +287,11 @@ class AgentSession:
         Raises:
             ApiError: The call cannot be answered: a limit is reached, or the template cannot show it.
         """
+        # Not at once: the agent may still return its reward after its last answer.
         if self._asked >= self._policy.plan.max_turns or self._is_over:
             self._end("turns", None, is_at_once=False)
             raise ApiError("rollout_over", f"this rollout is over ({self.cause or 'environment.max_turns'}); end here")
+        # Before anything is tokenized, which is the slow part.
         self._check_size(request)
         request = self._continued(request)
         segment, before = self._placed(request)
@@ -317,6 +321,7 @@ class AgentSession:
         Raises:
             ApiError: The engine cannot, which also ends the run unless the call alone is at fault.
         """
+        # The smallest of the three limits: what is left, a turn's, and the client's own.
         limit = min(left, self._policy.plan.max_turn_tokens or left, request.max_tokens or left)
         asked = replace(_under(self._sampling, request), max_completion_length=limit)
         generating = asyncio.ensure_future(self._policy.engine.generate(before, [self._key(before)], asked))
@@ -352,6 +357,7 @@ class AgentSession:
         )
         self._answered, self.latest = self._answered + 1, text
         new = request.messages[len(segment.said) :] if segment.marks else ()
+        # The tokens between the former end of the segment and this answer: what the client said since.
         path.add_reply(before[len(path.prompt) + len(path.tokens) :], [(m.role, m.shown) for m in new])
         path.add_answer(done, text)
         spoken = (*request.messages, answer.message)
@@ -370,6 +376,7 @@ class AgentSession:
         known = [each for segment in self.segments for each in segment.plain if text.startswith(each[0])]
         if not known:
             return request
+        # The longest text that was said is the latest state of its conversation.
         begun, messages = max(known, key=lambda each: len(each[0]))
         return replace(request, messages=(*messages, ChatMessage("text", text[len(begun) :])))
 
@@ -381,6 +388,7 @@ class AgentSession:
             if segment.tools != request.tools:
                 continue
             for mark in segment.marks:
+                # An extension of the latest answer grows its segment; anything else opens another one.
                 is_tip = mark is segment.marks[-1] and not segment.is_busy
                 is_better = best is None or (mark.messages, is_tip) > best[:2]
                 if is_better and mark.messages < len(asked) and segment.said[: mark.messages] == asked[: mark.messages]:
@@ -412,6 +420,7 @@ class AgentSession:
                 self._end("flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}")
                 raise ApiError("flood", f"{self.cause} (environment.max_reply_tokens)")
             return found[0], before
+        # A new segment begins with all tokens before the answer as its prompt, which is not trained on.
         return AgentSegment(Trajectory(before, version, seed=self._draw(0), role=_role(request)), request.tools), before
 
     def _check_size(self, request: ChatRequest) -> None:
@@ -449,6 +458,7 @@ class AgentSession:
 
     def _key(self, before: Sequence[int]) -> int:
         """Return the key of an answer's draws, which depends on what was said and not on the order of calls."""
+        # 56 bits of the prompt, then 8 of the count: the same prompt called again draws afresh.
         digest = hashlib.blake2b(array("q", before).tobytes(), digest_size=7).digest()
         number = int.from_bytes(digest, "big")
         self._prompts[number] += 1
@@ -487,6 +497,7 @@ async def _check_asked(request: ChatRequest, sampling: Sampling) -> None:
         why = "this run compares whole distributions, of which a format leaves nothing for most tokens; leave it out"
     if why:
         raise ApiError("unsupported_parameter", why)
+    # Compiled grammars are cached, so the engine finds this one ready.
     await asyncio.to_thread(Grammar.of, asked)
 
 
@@ -539,6 +550,7 @@ class AgentEndpoint:
         root = f"{self._address}/{number}"
         try:
             yield {
+                # Old and new names of OpenAI's clients, and Anthropic's, whose client adds /v1 itself.
                 "OPENAI_BASE_URL": f"{root}/v1",
                 "OPENAI_API_BASE": f"{root}/v1",
                 "OPENAI_API_KEY": session.key,
@@ -561,6 +573,7 @@ class AgentEndpoint:
         """
         number, _, rest = path.partition("?")[0].lstrip("/").partition("/")
         session = self._sessions.get(number)
+        # An unknown address is compared with a key that nobody has, so that it takes as long as a wrong key.
         key = self._ended.get(number, self._nobody) if session is None else session.key
         brought = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(brought.encode(), key.encode()):
@@ -594,7 +607,7 @@ class AgentRollout:
     end is trained on, for the reason that `MultiTurnRollout` gives. Its process ends with all that it started.
 
     Attributes:
-        hosts: The processes of a function or a command; None where a server is the agent.
+        env_workers: The processes of a function or a command; None where a server is the agent.
         refuse: The grade of a rollout that cannot be trained on, counted against the error budget.
         reward_weight: Of the agent's own reward in the grade; all of it comes at the end, so it divides nothing.
         count: Is told of each rollout what fault ended it, None for any other end; raises when a run should end.
@@ -602,7 +615,7 @@ class AgentRollout:
 
     engine: Engine
     endpoint: AgentEndpoint
-    hosts: EnvWorkers | None
+    env_workers: EnvWorkers | None
     templates: PolicyTemplates
     plan: EnvironmentConfig
     refuse: Callable[[Sample, str], Grade]
@@ -644,6 +657,7 @@ class AgentRollout:
                 by, cause = fault.by, fault.cause
             finally:
                 session.close()
+        # Nothing of the policy's to train on.
         if not session.answered:
             path = Trajectory(task.prompt, self.engine.version, seed=session.seed)
             cause = session.cause or cause or "it never had an answer of the policy"
@@ -654,6 +668,7 @@ class AgentRollout:
         elif by == "done" and session.is_cut:
             by = "tokens"
         parts = self._parts(session, said.by_role is not None or self.plan.is_self_play)
+        # An agent that pays by role must name each role that it called.
         unpaid = [part.role for part in parts if said.by_role is not None and (part.role or MODEL) not in said.by_role]
         if unpaid:
             by, cause = "fault", f"it paid {', '.join(said.by_role or ()) or 'none'}, and not '{unpaid[0] or MODEL}'"
@@ -662,6 +677,7 @@ class AgentRollout:
             paths = [part, *part.further]
             part.reward = said.reward if said.by_role is None else said.by_role.get(part.role or MODEL, 0.0)
             part.answer = next((text for _, text in said.messages), part.answer)
+            # All of an agent's reward comes at its end.
             paths[-1].turn_rewards[-1] += part.reward
             for path in paths:
                 path.ending = Ending(sum(len(each.turn_ends) for each in paths), by, cause)
@@ -679,17 +695,17 @@ class AgentRollout:
         """
         seed = session.seed
         columns = {"seed": seed % 2**63, **task.columns}
-        if self.hosts is None:
+        if self.env_workers is None:
             return await self._within(session, self._served(task, columns, variables))
-        async with self.hosts.alone() if is_alone else self.hosts.open() as host:
+        async with self.env_workers.alone() if is_alone else self.env_workers.open() as env_worker:
             try:
-                return await self._within(session, host.reset(task.text, columns, seed, variables))
+                return await self._within(session, env_worker.reset(task.text, columns, seed, variables))
             except EnvError as error:
                 if error.by != "timeout":
                     raise
-                raise await host.blame(error.cause) from error
+                raise await env_worker.blame(error.cause) from error
             finally:
-                host.is_sound = False  # what it started ends with it
+                env_worker.is_sound = False  # what it started ends with it
 
     async def _within(self, session: AgentSession, work: Coroutine[Any, Any, EnvAnswer]) -> EnvAnswer:
         """Return what the agent returned, or end it.
@@ -699,6 +715,7 @@ class AgentRollout:
         """
         seconds = self.plan.timeout_seconds
         acting, idle = asyncio.ensure_future(work), asyncio.ensure_future(session.idle(seconds))
+        # Whichever comes first: the agent's end, too long a silence, or a limit.
         parts: list[asyncio.Future[Any]] = [acting, idle, session.over]
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -749,52 +766,3 @@ class AgentRollout:
             first.further, first.is_of_role = further, is_by_role
             first.answer = None if is_by_role else session.latest
         return [paths[0] for paths in played.values()]
-
-
-async def try_agent(
-    plan: EnvironmentConfig, questions: Sequence[Sequence[Sample]], templates: PolicyTemplates, sampling: Sampling
-) -> tuple[str, ...]:
-    """Run the agent once for each made answer to a few questions, which is then all that the policy says.
-
-    Returns:
-        What should be said, a sentence each.
-
-    Raises:
-        ConfigError: If no run of it has any answer of the policy; naming the cause.
-    """
-    samples = [sample for answers in questions for sample in answers]
-    async with contextlib.AsyncExitStack() as stack:
-        hosts = None if plan.server else await stack.enter_async_context(EnvWorkers(plan))
-        endpoint = await stack.enter_async_context(AgentEndpoint())
-
-        async def tried(number: int, sample: Sample) -> Trajectory:
-            said = partial(_made, tuple(templates.tokenizer.encode_plain(sample.completion)))
-            agent = AgentRollout(ScriptedEngine(said), endpoint, hosts, templates, plan, _ungraded)
-            task = Task(f"trial-{number}", (), sample.prompt, sample.columns, sample.messages)
-            return await agent.run(task, partial(sample_key, 0, 0, task.id, 0), sampling)
-
-        with show_progress(f"trying the agent {plan.names}"):
-            played = await asyncio.gather(*(tried(number, sample) for number, sample in enumerate(samples)))
-    silent = [path.error for path in played if path.error is not None]
-    if len(silent) == len(played):
-        columns = ", ".join(map(str, samples[0].columns)) or "none"
-        raise ConfigError(
-            f"{silent[0]}\nso it was in each of the {len(played)} rollouts of {plan.names} that were tried; the row's "
-            f"columns are {columns}\nan agent calls the policy at OPENAI_BASE_URL with OPENAI_API_KEY, or at "
-            "ANTHROPIC_BASE_URL with ANTHROPIC_API_KEY"
-        )
-    failed = [path.ending.cause for path in played if path.ending.by in ("fault", "timeout", "flood")]
-    if not failed:
-        return ()
-    return (
-        f"the agent {plan.names} fails in {len(failed)} of {len(played)} rollouts that were tried: {failed[0]}; a "
-        "rollout is graded as it is then",
-    )
-
-
-def _ungraded(sample: Sample, why: str) -> Grade:
-    return Grade(None, error=why)
-
-
-def _made(said: Sequence[int], prompt: Sequence[int], key: int) -> Sequence[int]:
-    return said

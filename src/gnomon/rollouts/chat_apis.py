@@ -165,6 +165,7 @@ def check_depth(body: Any) -> None:
     Raises:
         ApiError: Always then.
     """
+    # Level by level and without recursion: what is checked is depth itself.
     level = [body]
     for _ in range(_DEEPEST):
         within = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
@@ -200,6 +201,7 @@ def _check_sampling(body: Mapping[str, Any], sampling: SamplingConfig, neutral: 
     """
     for name in ("temperature", "top_p", "top_k", "min_p"):
         value, own = body.get(name), getattr(sampling, name)
+        # vLLM's clients say -1 for "no top-k", where this run says 0.
         if value is not None and value != own and not (name == "top_k" and value == -1 and own == 0):
             raise ApiError(
                 "unsupported_parameter",
@@ -330,6 +332,7 @@ def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
     for is_result, part in itertools.groupby(messages, lambda message: message.role == "tool"):
         found = list(part)
         named = [message.ids[0] for message in found if message.ids]
+        # Without an id on every call and every result the order of the request is taken.
         if is_result and all(calls) and calls and len(named) == len(found):
             if not set(named) <= set(calls) or len(set(named)) < len(named):
                 raise ApiError(
@@ -404,6 +407,7 @@ def _stream_chat(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str
     def chunk(delta: dict[str, Any], end: str | None = None) -> tuple[str, Any]:
         return "", {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
 
+    # One chunk with all of the text: the answer is complete when the stream begins.
     yield chunk({"role": "assistant", "content": answer.text})
     for index, call in enumerate(_chat_calls(answer)):
         yield chunk({"tool_calls": [{"index": index, **call}]})
@@ -559,6 +563,7 @@ def _stream_responses(request: ChatRequest, answer: ChatAnswer) -> Iterator[tupl
     def event(kind: str, **data: Any) -> tuple[str, Any]:
         return f"response.{kind}", {"type": f"response.{kind}", "sequence_number": next(numbers), **data}
 
+    # The events of an answer that came piece by piece, in the order in which clients expect them.
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield event("created", response=begun)
     yield event("in_progress", response=begun)
@@ -636,6 +641,7 @@ def _blocks(message: Any) -> Iterator[ChatMessage]:
                 yield ChatMessage("tool", text, ids=_ids(block.get("tool_use_id")))
             case kind:
                 raise ApiError("unsupported_content", f"a block of type {_short(kind)} of the {role}'s; text is read")
+    # A user's message of tool results alone has nothing left to say.
     if texts or calls or not has_results:
         yield ChatMessage(role, "".join(texts), tuple(calls), _ids(*ids))
 

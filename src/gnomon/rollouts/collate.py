@@ -28,6 +28,7 @@ class HintedPrompts:
 
     def __call__(self, group: Group) -> list[tuple[int, ...]]:
         """Return token ids for each rollout; () where the hint shows a sibling and none succeeded, or none fits."""
+        # The hint's pieces around each {sibling}: text before the first one, and after each.
         before, *others = group.task.hint
         rewards = [-math.inf if r.grade.reward is None else r.grade.reward for r in group.rollouts]
         found = []
@@ -66,11 +67,13 @@ def collate(
         EngineError: If some answers have their likeliest tokens and others not.
     """
     whole = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    # One row a segment; ``owners`` says which rollout each row belongs to.
     pairs = [(number, row) for number, rollout in whole for row in rollout.rows]
     owners = [place for place, (_, rollout) in enumerate(whole) for _ in rollout.rows]
     if not pairs:
         raise ConfigError("there is nothing to collate: no group has a rollout")
     rollouts = [rollout for _, rollout in pairs]
+    # Token fields are (rows, width): position 0 is the first response token.
     width = max(len(r.response) for r in rollouts)
     graded = [r.grade.reward is not None for r in rollouts]
     top_tokens, top_logprobs = _top(rollouts, width)
@@ -96,6 +99,7 @@ def collate(
         if baseline is None
         else torch.tensor([baseline(groups[number].task) for number, _ in pairs], dtype=torch.float64),
         routing=_routing(rollouts),
+        # A row without a hint has the token 0 and the length 0: it is not taught.
         hints=None if hints is None else _pad([hint or (0,) for hint in hints], torch.long),
         hint_lengths=None if hints is None else torch.tensor([len(hint) for hint in hints]),
         top_tokens=top_tokens,
@@ -119,13 +123,16 @@ def _turns(rollouts: Sequence[Rollout], owners: Sequence[int], width: int) -> di
         return {}
     found = {name: torch.zeros(len(rollouts), width, dtype=torch.int32) for name in ("turn", "state")}
     steps = torch.zeros(len(rollouts), width, dtype=torch.float64)
+    # Equal states get equal numbers, over all rollouts of the batch.
     states: dict[tuple[int, ...], int] = {}
     answered: dict[int, int] = {}
     for row, r in enumerate(rollouts):
         before = answered.get(owners[row], 0)
+        # A rollout of one answer among conversations is a conversation of one turn.
         ends, rewards = r.turn_ends or (len(r.response),), r.turn_rewards or (r.grade.reward or 0.0,)
         seen, begin = r.prompt, 0
         for number, (end, reward) in enumerate(zip(ends, rewards, strict=True)):
+            # The reply comes first in the turn's tokens, and the policy's answer after it.
             first = next((t for t in range(begin, end) if r.mask[t]), end)
             seen = r.response[begin:first] if number else seen
             found["turn"][row, begin:end] = before + number
@@ -160,6 +167,7 @@ def _top(rollouts: Sequence[Rollout], width: int) -> tuple[Tensor | None, Tensor
             f"{lacking} of {len(rollouts)} answers came without the likeliest tokens that were asked for "
             "(Sampling.top_logprobs, Completion.top)"
         )
+    # (rows, tokens, N).
     padded = [part.new_zeros((len(rollouts), width, part.shape[1])) for part in known[0][1]]
     for row, top in known:
         for merged, part in zip(padded, top, strict=True):

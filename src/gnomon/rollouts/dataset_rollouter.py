@@ -29,6 +29,7 @@ class DatasetRollouter:
         """Return a group of the one answer, or of both."""
         other = replace(task, response=task.contrast, mask=task.contrast_mask)
         given = [
+            # Version 0 and not GIVEN: where all answers are given, they are what is measured.
             given_rollout(each, self.decode(each.response), Grade(reward, is_judged=reward is not None), 0)
             for each, reward in zip((task, other)[: self.generations], task.given_rewards, strict=False)
         ]
@@ -64,6 +65,7 @@ class DemonstratedRollouter:
             is_truncated=False,
             max_completion_length=source.sampling.max_completion_length,
             columns=task.columns,
+            # The sample number after those of the policy, so the seeds of no two rewards are equal.
             seed=sample_key(source.seed, round_number, task.id, source.generations),
             messages=task.messages,
         )

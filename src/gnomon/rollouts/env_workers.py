@@ -129,6 +129,8 @@ class EnvWorker:
         return EnvError("timeout", late) if late else EnvError("fault", f"its process {death.words}")
 
     async def _ask(self, request: dict[str, Any], seconds: float | None = None) -> EnvAnswer:
+        # Not sound until the reply has arrived: a caller that is cancelled meanwhile leaves a worker in an unknown
+        # state.
         is_sound, self.is_sound = self.is_sound, False
         late = f"no reply after {self.timeout_seconds:g} s"
         try:
@@ -184,17 +186,20 @@ class EnvWorkers:
             EngineError: If no process can be started.
         """
         async with self._free:
+            # A process may have ended while it was idle.
             while self._idle and self._idle[-1].reader.at_eof():
                 await self._reap(self._idle.pop())
             worker = self._idle.pop() if self._idle else await self._spawn()
-            host = EnvWorker(worker, self._plan.timeout_seconds, self._reap)
+            env_worker = EnvWorker(worker, self._plan.timeout_seconds, self._reap)
             is_over = False
             try:
-                yield host
+                yield env_worker
                 is_over = True
             finally:
-                if is_over and host.is_sound:
+                if is_over and env_worker.is_sound:
                     self._idle.append(worker)
+                # Not where `blame` has reaped it already. Shielded: a cancelled rollout must not leave its process
+                # behind.
                 elif worker in self._worker_pool.workers:
                     await asyncio.shield(self._reap(worker))
 
@@ -253,6 +258,7 @@ def describe(plan: EnvironmentConfig) -> tuple[dict[str, Any], ...]:
                     connection.settimeout(Limits().start_seconds)
                     said = _described(Channel(connection))
                 how = fork_server.end(pid)
+                # Tried again only where something else ended the process, such as the kernel's memory killer.
                 if said is not None or not how.is_foreign:
                     break
     except (RewardError, OSError, EOFError) as error:
@@ -368,6 +374,7 @@ def _conversations(fork_server: ForkServer, plan: EnvironmentConfig, samples: Se
                 break
         if played.cause == _ENDED:
             played = replace(played, cause=f"its process {how.words}")
+        # Each hanging conversation costs a whole timeout, so two are enough to know.
         hung += played.cause.startswith("no reply after")
         yield played
 

@@ -47,8 +47,10 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
     wasted[Fate.ERRORED] = tokens_of(failed(finished))
     causes = _silent(finished, batch)
     share = learned[STOPPED] if STOPPED in set(learned) else 0.0
+    # The share is a mean over updates, so the count is rounded to whole tokens: the causes must add up.
     causes["clipped"] = round(share * int(batch.mask.sum()))
     wasted[Fate.IDLE] = sum(causes.values())
+    # A refused group of equal rewards counts as degenerate, as it does where it is trained on.
     of_refused = tokens_of(rollouts_of([group for group in groups[Fate.FILTERED] if _is_alike(group)]))
     causes["degenerate"] += of_refused
     causes |= {
@@ -79,6 +81,7 @@ def _silent(finished: RolloutBatch, batch: Batch) -> dict[str, int]:
         why = "degenerate" if _is_alike(group) else "zero_advantage"
         for rollout in (segment for whole in group.rollouts for segment in whole.rows):
             if rollout.grade.error is None:
+                # The policy's own tokens that are in no mask of the batch: `mask_truncated` took them out.
                 causes["truncated"] += sum(rollout.mask) - counted[row]
                 causes[why] += zero[row]
             row += 1
@@ -105,6 +108,7 @@ def measure_turns(rollouts: Sequence[Rollout]) -> Metrics:
     if not endings:
         return Metrics()
     count = len(endings)
+    # Tokens that the policy did not choose.
     replied = sum(len(s.mask) - sum(s.mask) for r in rollouts if r.ending is not None for s in r.rows)
     measures: dict[str, Measure] = {
         "turns/mean": Mean(sum(e.turns for e in endings), count),
@@ -138,7 +142,7 @@ def measure_thoughts(rollouts: Sequence[Rollout]) -> Metrics:
     )
 
 
-def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
+def describe_failures(rollouts: Sequence[Rollout]) -> str | None:
     """Return in words that more than half of the conversations ended in a reply that failed; None when fewer did.
 
     A policy may break its tools, and is graded on what it said until then. When most of them break, it is more likely
@@ -146,6 +150,7 @@ def said_of_failures(rollouts: Sequence[Rollout]) -> str | None:
     """
     endings = [r.ending for r in rollouts if r.ending is not None]
     failed = [e for e in endings if e.by in ("timeout", "flood", "fault")]
+    # Half or fewer may be the policy's own doing.
     if 2 * len(failed) <= len(endings):
         return None
     cause, _ = Counter(e.cause for e in failed).most_common(1)[0]
@@ -240,6 +245,7 @@ def peak_memory_bytes() -> int:
     import resource
     import sys
 
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return resident + (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0)

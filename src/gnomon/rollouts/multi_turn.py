@@ -71,6 +71,7 @@ class Trajectory:
 
     def add_answer(self, completion: Completion, text: str) -> None:
         """Append what the policy sampled."""
+        # Where the completion starts in prompt and response together.
         self.completions.append((len(self.prompt) + len(self.tokens), completion))
         self.tokens += completion.tokens
         self.mask += [True] * len(completion.tokens)
@@ -130,6 +131,7 @@ class Trajectory:
         paths = (self, *self.further)
         earned = [[weight * reward for reward in path.turn_rewards] for path in paths]
         if earned[-1] and grade.reward is not None:
+            # What the graders gave, beyond the environment's own rewards, is earned by the last answer.
             earned[-1][-1] = grade.reward - sum([reward for each in earned for reward in each][:-1])
         first, *rest = (path._row(task, grade, each) for path, each in zip(paths, earned, strict=True))
         ages = [(row.oldest_version, row.newest_version) for row in (first, *rest)]
@@ -139,6 +141,7 @@ class Trajectory:
 
     def _row(self, task: Task, grade: Grade, earned: Sequence[float]) -> Rollout:
         """Return one segment, whose answers earned these rewards."""
+        # A row of a batch has at least one token; this one is masked.
         if not self.tokens:
             self.add_reply([0], ())
         versions = [(c.oldest_version, c.newest_version) for _, c in self.completions] or [(self.version, self.version)]
@@ -189,6 +192,7 @@ class Trajectory:
         filled = 0
         for start, completion in known:
             assert completion.routing is not None
+            # The last token of an answer has no routing yet: no later token was computed from it.
             end = start + len(completion.tokens) - 1
             merged[filled:end] = completion.routing[filled:end]
             filled = end
@@ -224,7 +228,7 @@ class MultiTurnRollout:
     """
 
     engine: Engine
-    hosts: EnvWorkers
+    env_workers: EnvWorkers
     turn_tokenizer: TurnTokenizer
     plan: EnvironmentConfig
     decode: Callable[[Sequence[int]], str]
@@ -243,8 +247,8 @@ class MultiTurnRollout:
         lost: list[str] = []
         while len(lost) < TRIES:
             try:
-                async with self.hosts.alone() if lost else self.hosts.open() as host:
-                    path = await self._play(host, task, key, sampling)
+                async with self.env_workers.alone() if lost else self.env_workers.open() as env_worker:
+                    path = await self._play(env_worker, task, key, sampling)
                 break
             except EnvWorkerLost as error:
                 lost.append(str(error))
@@ -255,7 +259,9 @@ class MultiTurnRollout:
         path.text = self.opening(path.prompt) + self.decode(path.tokens)
         return path
 
-    async def _play(self, host: EnvWorker, task: Task, key: Callable[[int], int], sampling: Sampling) -> Trajectory:
+    async def _play(
+        self, env_worker: EnvWorker, task: Task, key: Callable[[int], int], sampling: Sampling
+    ) -> Trajectory:
         """Return the trajectory that one environment's process lived through.
 
         Raises:
@@ -263,18 +269,18 @@ class MultiTurnRollout:
         """
         path = Trajectory(task.prompt, self.engine.version, seed=key(0))
         try:
-            first = await host.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
+            first = await env_worker.reset(task.text, {"seed": path.seed % 2**63, **task.columns}, path.seed)
             room = self._show(path, first, sampling.max_completion_length)
         except EnvError as fault:
             path.error = f"environment: reset: {fault.cause}"
             path.ending = Ending(0, fault.by, fault.cause)
         else:
-            by, cause = await self._turns(path, host, room, key, sampling)
+            by, cause = await self._turns(path, env_worker, room, key, sampling)
             path.ending = Ending(len(path.completions), by, cause)
             self.count(cause if by == "fault" else None)
-        if host.is_sound:
+        if env_worker.is_sound:
             try:
-                path.earn(await host.end())
+                path.earn(await env_worker.end())
             except EnvError as fault:
                 path.error = path.error or f"environment: close: {fault.cause}"
         return path
@@ -288,18 +294,20 @@ class MultiTurnRollout:
         asked = len(path.prompt)
         path.prompt = self.turn_tokenizer.observed(path.prompt, first.messages)
         path.said += [{"role": role, "content": text} for role, text in first.messages]
+        # A first observation counts against the completion budget, as later replies do.
         shown = len(path.prompt) - asked
         if shown > self.plan.max_reply_tokens or shown >= budget:
             raise EnvError("flood", f"a first observation of {shown} tokens")
         return budget - shown
 
     async def _turns(
-        self, path: Trajectory, host: EnvWorker, room: int, key: Callable[[int], int], sampling: Sampling
+        self, path: Trajectory, env_worker: EnvWorker, room: int, key: Callable[[int], int], sampling: Sampling
     ) -> tuple[EndedBy, str | None]:
         """Play until something ends it; return what did, and the cause of a failing reply."""
         plan = self.plan
         for turn in range(plan.max_turns):
             left = room - len(path.tokens)
+            # 0 is no limit of its own.
             limit = min(left, plan.max_turn_tokens or left)
             asked = replace(sampling, max_completion_length=limit)
             before = (*path.prompt, *path.tokens)
@@ -308,10 +316,11 @@ class MultiTurnRollout:
             text = cut_at_stop(self.decode(completion.tokens), completion, sampling)
             path.add_answer(completion, self.opening(before) + text)
             path.turn_seconds[-1] = time.monotonic() - begun
+            # Cut off by the budget of the whole conversation, not by that of the turn.
             if completion.stop == "length" and len(completion.tokens) >= left:
                 return "tokens", None
             try:
-                answer = await host.step(path.said[-1]["content"])
+                answer = await env_worker.step(path.said[-1]["content"])
             except EnvError as fault:
                 return fault.by, fault.cause
             finally:
@@ -319,6 +328,7 @@ class MultiTurnRollout:
             path.earn(answer.reward)
             if answer.is_done:
                 return "done", None
+            # The reply to the last answer would never be read.
             if turn + 1 == plan.max_turns:
                 break
             # A stop string is no end of turn.

@@ -112,6 +112,7 @@ class Rollouter:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
         if self.conversation is not None:
             return await self._converse(self.conversation, task, round_number, watch)
+        # Keyed by what is sampled and not by when: the same draws whatever the order or the batching.
         keys = [sample_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions), len(completions))
@@ -130,6 +131,7 @@ class Rollouter:
     async def _converse(
         self, conversation: PlaysConversations, task: Task, round_number: int, watch: RolloutTimer
     ) -> Group:
+        # A conversation is graded as soon as it ends, while others still run, unless rewards compare all answers.
         async def one(sample: int) -> list[tuple[Trajectory, Grade | None]]:
             played = await conversation.run(
                 task, lambda turn: sample_key(self.seed, round_number, task.id, sample, turn), self.sampling
@@ -146,10 +148,12 @@ class Rollouter:
         try:
             found = [each for parts in await asyncio.gather(*playing) for each in parts]
         finally:
+            # One conversation that raises ends the others of its group too.
             for rollout in playing:
                 rollout.cancel()
             await asyncio.gather(*playing, return_exceptions=True)  # their environments are ended then
         waiting = [played.sample(task, self.sampling) for played, grade in found if grade is None]
+        # The grades come in the order of the conversations that waited for theirs.
         later = iter(await self.grades(waiting) if waiting else ())
         watch.graded()
         grades = [(played, next(later) if grade is None else grade) for played, grade in found]

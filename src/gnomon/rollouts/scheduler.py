@@ -74,6 +74,7 @@ def round_of_draws(slot: InflightGroup, attempts: int, is_together: bool) -> int
     """
     serial = slot.attempt
     if not is_together and slot.attempt:
+        # Attempts 1 to A - 1 of place p have the serials p (A - 1) + 1 to (p + 1) (A - 1), which no other place has.
         serial += slot.place * (attempts - 1)
     return slot.number + serial * _ATTEMPT
 
@@ -96,6 +97,8 @@ def choose(
         return None
     chosen = set(ready)
     others = [slot for slot in slots if slot not in chosen]
+    # If the others leave in order, ``count`` a step, the one at ``place`` leaves at the step clock + 1 + place //
+    # count.
     is_late = any(slot.clock + bound < clock + 1 + place // count for place, slot in enumerate(others))
     return None if is_waiting and is_late else ready
 
@@ -124,13 +127,11 @@ class RolloutBatch:
     Attributes:
         number: Number of the take, from 0.
         groups: Kept, in the order they were asked.
-        filtered: Finished groups that are not trained on, by their `Fate`.
-        late: Finished groups that are not trained on, by their `Fate`.
-        off_policy: Finished groups that are not trained on, by their `Fate`.
+        filtered, late, off_policy: Finished groups that are not trained on, by their `Fate`.
         cancelled: Rollouts that never finished.
         wait_seconds: How long the step waited for groups.
-        in_flight: Groups that stay behind, still asked or ready.
-        finished: Groups that stay behind, still asked or ready.
+        in_flight: Groups that stay behind and are not finished.
+        finished: Groups that stay behind and are finished.
         ahead: Steps for which prompts were asked beside this one.
         watch: The watch of the group that finished last.
     """
@@ -249,6 +250,7 @@ class RolloutScheduler:
 
     def _fill(self) -> None:
         """Ask what a restored state had on its way, then new prompts, a round at a time."""
+        # A restored prompt is asked again before new ones, so that it keeps its place in the order.
         for slot in self._pending:
             self._ask(slot)
         self._pending = []
@@ -256,6 +258,7 @@ class RolloutScheduler:
         most = (self.max_staleness + 1 - self.slack) * self.prompts_per_step
         while len(self._slots) < most:
             watch = RolloutTimer()
+            # A round is at most a step's prompts, and all of its prompts share one timer.
             indices = self.curriculum.take(min(self.prompts_per_step, most - len(self._slots)))
             failpoint("ask")
             for place, index in enumerate(indices):
@@ -274,6 +277,7 @@ class RolloutScheduler:
         try:
             number = round_of_draws(slot, self.max_attempts, is_together=self.max_staleness == 0)
             group = await self.rollouter.run_group(self.tasks[slot.index], number, slot.own_watch)
+            # In self-play each role is a group by itself; one that is informative keeps the whole.
             if any(self.is_kept(each) for each in group.by_role):
                 slot.status, slot.group = "kept", group
             elif slot.attempt + 1 >= self.max_attempts:
@@ -300,6 +304,7 @@ class RolloutScheduler:
     def _ask_others(self, slots: Sequence[InflightGroup]) -> None:
         """Ask other prompts in the places of refused ones."""
         for slot, index in zip(slots, self.curriculum.take(len(slots)), strict=True):
+            # The slot moves to the end of the list: its new prompt is the newest of all.
             slot.index, slot.attempt = index, slot.attempt + 1
             self._slots.remove(slot)
             self._ask(slot)
@@ -327,6 +332,7 @@ class RolloutScheduler:
 
     def _round(self, chosen: Sequence[InflightGroup], expired: Sequence[InflightGroup], waited: float) -> RolloutBatch:
         kept = _groups(chosen, "kept")
+        # By the order in which they were asked, so that the record does not depend on timing.
         given_up = [*_groups(chosen, "given up"), *_groups(expired, "given up")]
         refused = [group for _, group in sorted([*self._refused, *given_up], key=lambda pair: pair[0])]
         self._refused = []
@@ -364,6 +370,8 @@ class RolloutScheduler:
         """
         rows = [row for row in state.values["pending"] if places is None or row[0] in places]
         pending = [[row[0] if places is None else places[row[0]], *row[1:]] for row in rows]
+        # A parent with larger steps or more attempts has prompts that no slot of this run could hold; they are asked no
+        # more.
         fits = all(row[2] < self.prompts_per_step and row[3] < self.max_attempts for row in pending)
         fits = fits and len(pending) <= (self.max_staleness + 1 - self.slack) * self.prompts_per_step
         return State(values={**state.values, "slack": self.slack, "pending": pending if fits else []})
@@ -372,6 +380,7 @@ class RolloutScheduler:
         """Ask first what was on its way."""
         slack, rows = int(state.values["slack"]), [[int(number) for number in row] for row in state.values["pending"]]
         most = (self.max_staleness + 1) * self.prompts_per_step
+        # A checkpoint that was edited, or is of other settings, must not break the bound.
         if not (0 <= slack <= self.max_staleness and len(rows) <= most):
             raise ValueError(f"slack is {slack} and {len(rows)} prompts are asked, and at most {most} can be")
         for index, number, place, attempt in rows:

@@ -16,14 +16,16 @@ from gnomon.tasks.base import TaskSet
 
 
 class _Kept(NamedTuple):
+    """A response that is kept; ``number`` counts what was observed, so a newer one has a larger number."""
+
     reward: float
-    weight_sync: int
+    number: int
     rollout: Rollout
 
     @property
     def rank(self) -> tuple[float, int]:
         """Best reward first, newer before older among equals."""
-        return -self.reward, -self.weight_sync
+        return -self.reward, -self.number
 
 
 class SelfImitationReplay:
@@ -71,6 +73,7 @@ class SelfImitationReplay:
 
         Each is a group of its own.
         """
+        # A random key for each response; the smallest keys are a uniform draw without replacement.
         keys = philox(self._seed, "replay", number).random_raw(len(self._kept))
         places = np.argsort(keys, kind="stable")[: self._plan.rows]
         rollouts = [self._kept[place].rollout for place in places.tolist()]
@@ -80,6 +83,7 @@ class SelfImitationReplay:
         """Return all that is kept, and how many responses ever arrived."""
         rollouts = [kept.rollout for kept in self._kept]
         tensors = {
+            # Rows of different lengths end to end, with their lengths beside them.
             "prompts": _joined(rollout.prompt for rollout in rollouts),
             "prompt_lengths": torch.tensor([len(rollout.prompt) for rollout in rollouts], dtype=torch.int64),
             "responses": _joined(rollout.response for rollout in rollouts),
@@ -88,7 +92,7 @@ class SelfImitationReplay:
             "truncated": torch.tensor([rollout.is_truncated for rollout in rollouts], dtype=torch.bool),
             "versions": torch.tensor([(r.oldest_version, r.newest_version) for r in rollouts]).long().view(-1, 2),
             "rewards": torch.tensor(self.rewards, dtype=torch.float64),
-            "arrivals": torch.tensor([kept.weight_sync for kept in self._kept], dtype=torch.int64),
+            "arrivals": torch.tensor([kept.number for kept in self._kept], dtype=torch.int64),
         }
         return State(tensors, {"arrived": self._arrived, "task_ids": [rollout.task_id for rollout in rollouts]})
 
@@ -109,7 +113,7 @@ class SelfImitationReplay:
         self._kept = self._best(
             _Kept(
                 reward,
-                weight_sync,
+                number,
                 Rollout(
                     task_id=task_id,
                     prompt=prompt,
@@ -124,7 +128,7 @@ class SelfImitationReplay:
                     stop="length" if is_truncated else "stop",
                 ),
             )
-            for task_id, prompt, response, mask, is_truncated, versions, reward, weight_sync in parts
+            for task_id, prompt, response, mask, is_truncated, versions, reward, number in parts
         )
         self._arrived = int(state.values["arrived"])
 
@@ -143,6 +147,7 @@ class SelfImitationReplay:
         best: list[_Kept] = []
         of_prompt: Counter[str] = Counter()
         seen: set[tuple[str, tuple[int, ...]]] = set()
+        # Best first, so the limits of the buffer and of each prompt cut off the worst.
         for kept in sorted(candidates, key=lambda kept: kept.rank):
             task_id, answer = kept.rollout.task_id, (kept.rollout.task_id, kept.rollout.response)
             if len(best) < self._plan.capacity and of_prompt[task_id] < self._plan.per_prompt and answer not in seen:

@@ -54,7 +54,7 @@ from gnomon.rewards.base import Sample
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.judge_client import JudgeCache
 from gnomon.rewards.reward_trial import made_answers, try_rewards
-from gnomon.rollouts.agent import try_agent
+from gnomon.rollouts.agent_trial import try_agent
 from gnomon.rollouts.env_workers import try_environment
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.contamination import overlap
@@ -73,7 +73,7 @@ from gnomon.training.build_data import (
     isolation_of,
     questions,
 )
-from gnomon.training.build_workers import open_cluster, said_of_serving
+from gnomon.training.build_workers import describe_engines, open_cluster
 from gnomon.training.checks import check_serving, check_settings
 from gnomon.training.continuation import (
     Continuation,
@@ -137,10 +137,10 @@ def train_experiment(
         if run_dir is not None:
             # Before the tasks are prepared, which may take minutes.
             RunDirectory.check_free(run_dir, other_experiment(run_dir, written))
-        asked, chosen, inherited = checked(resolved, console)
+        data, chosen, inherited = checked(resolved, console)
         for note in loaded.notes:  # not before: an error would make them moot
             console.say(f"understood: {note}")
-        for note in (*asked.remarks, *starting_notes(experiment)):
+        for note in (*data.remarks, *starting_notes(experiment)):
             console.warn(note)
         # From here on as recorded: the checks above show paths as the user typed them.
         resolved, experiment = movable, movable.experiment
@@ -149,13 +149,14 @@ def train_experiment(
         write_durably(directory.experiment, written.encode())
         if experiment.model == TINY_SUMS:
             console.say(TAUGHT)
-        if asked.split.dropped:
-            console.say(f"{asked.split.dropped:,} training prompts were removed, because they are also held out")
+        if data.split.dropped:
+            console.say(f"{data.split.dropped:,} training prompts were removed, because they are also held out")
         try:
-            if asked.exams:
-                console.say(f"held-out answers are drawn at {'; '.join(dict.fromkeys(e.drawn for e in asked.exams))}")
-            asked = replace(asked, judged=JudgeCache(directory.judged))
-            session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
+            if data.eval_sets:
+                drawn = dict.fromkeys(each.drawn for each in data.eval_sets)
+                console.say(f"held-out answers are drawn at {'; '.join(drawn)}")
+            data = replace(data, judged=JudgeCache(directory.judged))
+            session = TrainingContext(resolved, data, chosen, directory, console, callbacks, inherited)
             return _run(session, None, stop)
         # An experiment that cannot be trained leaves no directory behind.
         except UserError:
@@ -171,16 +172,16 @@ def _new_directory(experiment: Experiment, run_dir: Path | None, inherited: Inhe
 
 
 def _inherited(
-    parent: ParentRun | None, experiment: Experiment, asked: TrainingData, chosen: PromptChoice, console: Console
+    parent: ParentRun | None, experiment: Experiment, data: TrainingData, chosen: PromptChoice, console: Console
 ) -> Inheritance | None:
     """Return what a run takes over from its parent, and say it; None without a parent."""
     if parent is None:
         return None
-    inherited = Inheritance.of(parent, experiment, asked.split.train, chosen)
+    inherited = Inheritance.of(parent, experiment, data.split.train, chosen)
     for said in inherited.said(experiment):
         console.say(said)
     if not inherited.is_same:
-        for said in _trained_on(parent.run, asked):
+        for said in _trained_on(parent.run, data):
             console.warn(f"{parent.run}: {said}")
     return inherited
 
@@ -217,8 +218,7 @@ def continue_run(
         settings: Keys of its experiment, such as ``steps``, with their new values.
         run_dir: Where another run is written, also where only the steps change; by default RUN-2 beside the run, where
             something else changes.
-        stop: As in `train_experiment`.
-        callbacks: As in `train_experiment`.
+        stop, callbacks: As in `train_experiment`.
 
     Raises:
         UserError: The settings cannot be changed in a run that has begun; nothing was changed.
@@ -261,16 +261,16 @@ def _go_on(
             return load_run(directory.path)
         # With a checkpoint of its own a run no longer needs its parent.
         parent = ParentRun.of(experiment) if found is None else None
-        asked, chosen = _prepared(resolved, console)
-        _refuse_other_questions(directory, asked)
-        _try_rewards(experiment, asked, console)
-        asked = replace(asked, judged=JudgeCache(directory.judged))
-        inherited = _inherited(parent, experiment, asked, chosen, console)
+        data, chosen = _prepared(resolved, console)
+        _refuse_other_questions(directory, data)
+        _try_rewards(experiment, data, console)
+        data = replace(data, judged=JudgeCache(directory.judged))
+        inherited = _inherited(parent, experiment, data, chosen, console)
         if extension is not None:
             extension.write(directory)
         truncate_logs(directory, at)
         console.say(f"resuming {directory.path} at step {step} of {experiment.steps}{at.said}")
-        session = TrainingContext(resolved, asked, chosen, directory, console, callbacks, inherited)
+        session = TrainingContext(resolved, data, chosen, directory, console, callbacks, inherited)
         return _run(session, found, stop)
 
 
@@ -433,7 +433,7 @@ def evaluate(
     return found
 
 
-def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Evaluation, ...]:
+def evaluate_each(candidates: Sequence[EvalTarget], spec: EvalSpec) -> tuple[Evaluation, ...]:
     """Score each candidate on the same prompts with the same draws; say which of them each run was trained on.
 
     Raises:
@@ -442,10 +442,10 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
     found: list[Evaluation] = []
     # Runs whose training data was compared with the questions, and notes that were printed: each is said once.
     said, told = set[Path](), set[str]()
-    leader = exam.leader(candidates)
-    if exam.asks_as_begun and leader is not None:
-        said.add(real_path(leader.model))  # its training has given up its own held-out questions
-    asked_of = exam.experiments(candidates)
+    reference_run = spec.reference_run(candidates)
+    if spec.asks_as_begun and reference_run is not None:
+        said.add(real_path(reference_run.model))  # its training has given up its own held-out questions
+    asked_of = spec.experiments(candidates)
     with reading_weights([weights for _, weights in asked_of]):
         # All candidates are resolved before the first is asked, so that a missing device is found at once.
         for resolved, weights in [(resolve(e), w) for e, w in asked_of]:
@@ -460,34 +460,35 @@ def evaluate_each(candidates: Sequence[EvalTarget], exam: EvalSpec) -> tuple[Eva
                 announce_user_code(experiment, console)
                 with console.phase("preparing tasks"):
                     # The questions that a run itself held out exist only as the other side of its training split.
-                    asked = held_out_questions(experiment) if exam.tasks or leader is None else questions(experiment)
-                _try_rewards(experiment, asked, console)
-                slow = resolved.slow_ways(asked.mean_prompt_tokens)
-                for note in (*asked.said, *slow):
+                    is_named = bool(spec.tasks) or reference_run is None
+                    data = held_out_questions(experiment) if is_named else questions(experiment)
+                _try_rewards(experiment, data, console)
+                slow = resolved.slow_ways(data.mean_prompt_tokens)
+                for note in (*data.said, *slow):
                     if note not in told:
                         told.add(note)
                         console.warn(f"{experiment.model}: {note}" if found else note)
                 if weights.run is not None and weights.step > 0 and real_path(weights.run) not in said:
                     said.add(real_path(weights.run))
-                    for note in _trained_on(weights.run, asked):
+                    for note in _trained_on(weights.run, data):
                         console.warn(f"{weights.run}: {note}" if len(candidates) > 1 else note)
                 falls = list(slow)
                 with notify_slow(falls.append):
-                    graded = grade_once(resolved, asked, console, weights.step)
+                    graded = grade_once(resolved, data, console, weights.step)
                 found.append(replace(graded, slow=tuple(dict.fromkeys(falls))))
     return tuple(found)
 
 
-def _trained_on(run: Path, asked: TrainingData) -> tuple[str, ...]:
+def _trained_on(run: Path, data: TrainingData) -> tuple[str, ...]:
     try:
         experiment = load(run / "experiment.toml").experiment
-        said = overlap(questions(experiment).split.train, asked.split.held_out).said
+        said = overlap(questions(experiment).split.train, data.split.held_out).said
     except UserError as error:
         return (f"whether {run} was trained on these questions cannot be told: {error}",)
     if experiment.continue_from is None:
         return said
     # Its weights were trained by the run that it continues, too.
-    return tuple(dict.fromkeys((*said, *_trained_on(Path(experiment.continue_from).parent.parent, asked))))
+    return tuple(dict.fromkeys((*said, *_trained_on(Path(experiment.continue_from).parent.parent, data))))
 
 
 def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptChoice, Inheritance | None]:
@@ -499,53 +500,53 @@ def checked(resolved: Resolved, console: Console) -> tuple[TrainingData, PromptC
         UserError: If something does not fit; it names what to type.
     """
     parent = ParentRun.of(resolved.experiment)
-    asked, chosen = _prepared(resolved, console)
-    _try_rewards(resolved.experiment, asked, console)
-    return asked, chosen, _inherited(parent, resolved.experiment, asked, chosen, console)
+    data, chosen = _prepared(resolved, console)
+    _try_rewards(resolved.experiment, data, console)
+    return data, chosen, _inherited(parent, resolved.experiment, data, chosen, console)
 
 
-def _try_rewards(experiment: Experiment, asked: TrainingData, console: Console) -> None:
+def _try_rewards(experiment: Experiment, data: TrainingData, console: Console) -> None:
     """Try environment and rewards on made answers to the first questions, and to rows that have fewer columns.
 
     Raises:
         ConfigError, RewardError: If an environment or a reward fails, or returns what it may not.
         ModelError: If a reward model cannot be used.
     """
-    check_reward_models(asked.gradings, experiment.cluster.kind != "none")
-    check_judging_policy(asked.gradings, experiment.engine, PolicyJudge.over(asked, experiment.seed))
+    check_reward_models(data.gradings, experiment.cluster.kind != "none")
+    check_judging_policy(data.gradings, experiment.engine, PolicyJudge.over(data, experiment.seed))
     if not experiment.rewards and experiment.environment is None:
         return
-    if experiment.algorithm.is_supervised and not asked.exams:
+    if experiment.algorithm.is_supervised and not data.eval_sets:
         return
-    tasks = asked.split.train
+    tasks = data.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
         if experiment.environment.is_agent:
-            notes = run_alone(try_agent(experiment.environment, questions, asked.templates, asked.sampling))
+            notes = run_alone(try_agent(experiment.environment, questions, data.templates, data.sampling))
         else:
             notes = try_environment(experiment.environment, questions)
         for note in notes:
             console.warn(note)
     if not experiment.rewards:
         return
-    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), asked)
+    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), data)
     questions += sparse.values()
     if experiment.environment is not None:
         # Columns that the rollout of a conversation adds, which a user's reward may read.
         played = {"environment_reward": 0.0, "turns": 1, "ended_by": "done"}
         questions = [[_in_conversation(sample, played) for sample in answers] for answers in questions]
     with console.phase("trying rewards"):
-        notes = try_rewards(asked.judging, grading_limits(experiment), questions, [*sparse])
+        notes = try_rewards(data.judging, grading_limits(experiment), questions, [*sparse])
     for note in notes:
         console.warn(note)
 
 
-def _sparse(is_made: bool, asked: TrainingData) -> dict[str, list[Sample]]:
+def _sparse(is_made: bool, data: TrainingData) -> dict[str, list[Sample]]:
     """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
-    own = any(isinstance(reward.verifier, UserFunction) for reward in asked.judging.rewards)
+    own = any(isinstance(reward.verifier, UserFunction) for reward in data.judging.rewards)
     if is_made or not own:
         return {}
-    train, held_out = asked.split.train, asked.split.held_out
+    train, held_out = data.split.train, data.split.held_out
     return sparse_rows([train] if train is held_out else [train, held_out])
 
 
@@ -554,10 +555,10 @@ def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:
     return replace(sample, columns={**sample.columns, **said, **played})
 
 
-def _refuse_other_questions(directory: RunDirectory, asked: TrainingData) -> None:
+def _refuse_other_questions(directory: RunDirectory, data: TrainingData) -> None:
     begun = questions_of(directory.card)
     # Cards of earlier versions have no fingerprint.
-    if begun and begun != dataset_fingerprint(asked.split.train):
+    if begun and begun != dataset_fingerprint(data.split.train):
         raise DatasetError(
             f"the questions of {directory.path} are not those that it began with: a row, its order, the tokenizer, its "
             "chat template or a generator's version is another; bring the former back, or start a new run"
@@ -576,11 +577,11 @@ def _prepared(resolved: Resolved, console: Console) -> tuple[TrainingData, Promp
     if critic is not None:
         check_critic(experiment.model, critic.initial, experiment.trust_remote_code, critic.trust_remote_code)
     with console.phase("preparing tasks"):
-        asked = questions(experiment)
-        form = try_checkpoint(experiment.model, asked.tokenizer, experiment.trust_remote_code, experiment.lora)
-        asked = replace(asked, form=form)
+        data = questions(experiment)
+        form = try_checkpoint(experiment.model, data.tokenizer, experiment.trust_remote_code, experiment.lora)
+        data = replace(data, form=form)
         has_agent = experiment.environment is not None and experiment.environment.is_agent
-        return asked, build_curriculum(experiment.algorithm, asked.split.train, experiment.seed, has_agent)
+        return data, build_curriculum(experiment.algorithm, data.split.train, experiment.seed, has_agent)
 
 
 def is_finished(run_dir: Path, experiment: Experiment) -> bool:
@@ -650,19 +651,19 @@ def _card(session: TrainingContext) -> Card:
         torch.get_num_threads(),
         {"run": experiment.seed},
         str(experiment.learner.precision),
-        isolation_of(experiment, session.asked.gradings),
+        isolation_of(experiment, session.data.gradings),
         resolved.determinism_limit,
     )
     return replace(
         card,
         native=resolved.native,
-        engines="" if experiment.algorithm.is_supervised else said_of_serving(resolved),
-        slow=resolved.slow_ways(session.asked.mean_prompt_tokens),
+        engines="" if experiment.algorithm.is_supervised else describe_engines(resolved),
+        slow=resolved.slow_ways(session.data.mean_prompt_tokens),
         foreign_code=foreign_code(experiment),
         seal=seal(read(session.directory.experiment)),
         sources=sources_of(experiment),
         trusted_models=own_code_of(experiment),
-        questions=dataset_fingerprint(session.asked.split.train),
+        questions=dataset_fingerprint(session.data.split.train),
         settings=hashlib.sha256(read_plain(session.directory.experiment)).hexdigest(),
         parent=experiment.continue_from or "",
     )

@@ -53,8 +53,8 @@ from gnomon.training.build_workers import (
 from gnomon.training.checkpointing import STATELESS, Saver, check_counted, parts_of, restore
 from gnomon.training.continuation import Inheritance
 from gnomon.training.critic_updates import CriticTraining, CriticUpdates, NoCritic, ValuePretraining, monte_carlo
-from gnomon.training.evaluate import Evaluation, Evaluator, Exam, LikelihoodEvaluator, read_evaluations
-from gnomon.training.logged_rollouts import LoggedRollouts, said_of_policy
+from gnomon.training.evaluate import EvalSet, Evaluation, Evaluator, LikelihoodEvaluator, read_evaluations
+from gnomon.training.logged_rollouts import LoggedRollouts, describe_worth
 from gnomon.training.nonfinite_guard import NonFiniteGuard, guard_of
 from gnomon.training.resolve import Resolved
 from gnomon.training.reward_models import PolicyJudge
@@ -103,7 +103,7 @@ class TrainingContext:
     """
 
     resolved: Resolved
-    asked: TrainingData
+    data: TrainingData
     chosen: PromptChoice
     directory: RunDirectory
     console: Console
@@ -169,18 +169,19 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         RunError: If training cannot go on, or was asked to stop (Stopped).
         RewardError: Before any weight is read.
     """
-    experiment, console, chosen, asked = session.experiment, session.console, session.chosen, session.asked
+    experiment, console, chosen, data = session.experiment, session.console, session.chosen, session.data
     async with AsyncExitStack() as stack:
         # Graders first: a reward that cannot be used is reported before the model is loaded.
-        judge = await _judge(session.resolved, asked, console, stack, session.cluster)
+        grader = await _grader(session.resolved, data, console, stack, session.cluster)
         with console.phase(f"loading {experiment.model}"):
             where = session.directory.learner_logs, session.directory.waiting_models
-            stage = await run_in_thread(partial(start_workers, session.resolved, session.cluster, console.warn, *where))
-        learner, engine = stage.learner, stage.engine
+            start = partial(start_workers, session.resolved, session.cluster, console.warn, *where)
+            workers = await run_in_thread(start)
+        learner, engine = workers.learner, workers.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
-        rollouter = await _rollouter(experiment, session.asked, engine, judge, stack)
-        stream = _stream(experiment, session.asked, chosen, rollouter, engine)
+        rollouter = await _rollouter(experiment, session.data, engine, grader, stack)
+        stream = _stream(experiment, session.data, chosen, rollouter, engine)
         budget = BudgetTracker(experiment.budget)
         # Parts are collected before anything is restored; `_pretraining` and `_weight_sync` add theirs below.
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: budget}
@@ -189,7 +190,7 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
 
         # Read once a step, when the logger writes it: what engines, the weight transfer and the saver measured since.
         def serving() -> Metrics:
-            return engine.metrics() + stage.measured() + saver.metrics()
+            return engine.metrics() + workers.measured() + saver.metrics()
 
         logger = _logger(session, 0 if found is None else found.step, serving)
         stack.callback(logger.close)
@@ -197,10 +198,10 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         # The guard counts refused steps from the metrics file, which was cut back to the checkpoint already.
         guard = guard_of(learner, experiment.algorithm, session.directory, console.warn)
         pretraining = _pretraining(session, saver, stream, parts, guard)
-        weight_sync = _weight_sync(session, engine, stage.sent, parts)
+        weight_sync = _weight_sync(session, engine, workers.transform, parts)
         _begin_with(session, parts, found, stream)
         # After the restore, with the weights of the first step, and before the first prompt is sent.
-        await _try_engines(session, engine, learner, stage.sent)
+        await _try_engines(session, engine, learner, workers.transform)
         components = Components(
             algorithm=experiment.algorithm,
             learner=learner,
@@ -213,12 +214,12 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             staleness_filter=_staleness_filter(experiment, stream),
             critic_updates=_critic_updates(experiment, learner),
             imitation=_imitation(experiment, chosen, learner),
-            collate=_collate(experiment.algorithm, asked),
+            collate=_collate(experiment.algorithm, data),
         )
         progress = Progress(
             logger=logger,
             budget=budget,
-            mismatch=_mismatch(experiment, engine, learner, stage.sent),
+            mismatch=_mismatch(experiment, engine, learner, workers.transform),
             token_probe=_token_probe(experiment, learner),
             check_saves=background.check,
             stop=stop,
@@ -227,15 +228,15 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
             best=_best_so_far(session.directory),
         )
         publish = partial(weight_sync.publish, engine, learner)
-        evaluator = _evaluator(session.resolved, asked, console, rollouter, learner, publish)
+        evaluator = _evaluator(session.resolved, data, console, rollouter, learner, publish)
         schedule = _schedule(session, saver, evaluator, pretraining)
         if rollouter is not None:
             schedule.initialize = _initializing(session, rollouter, budget, learner)
         run = Run(components, schedule, progress)
         # Last, when every object of the run exists: nothing that changes may be missing from the checkpoint.
-        check_counted(run, parts, [asked.split.train, asked.split.held_out, *asked.split.sets], session.stateless)
+        check_counted(run, parts, [data.split.train, data.split.held_out, *data.split.sets], session.stateless)
         console.start(experiment.steps, learner.version)
-        await run_with_watchdog(stage.watch(), train(run))
+        await run_with_watchdog(workers.watch(), train(run))
 
 
 def _begin_with(
@@ -252,28 +253,28 @@ def _begin_with(
 
 
 async def _try_engines(
-    session: TrainingContext, engines: EnginePool, learner: Learner, sent: SnapshotTransform | None
+    session: TrainingContext, engines: EnginePool, learner: Learner, transform: SnapshotTransform | None
 ) -> None:
     """Hold engines of the user's own to what they say of weights and draws, before anything is learned from these.
 
     Raises:
         ConfigError: They do not do what the protocol says.
     """
-    experiment, size = session.experiment, session.asked.tokenizer.vocab_size
+    experiment, size = session.experiment, session.data.tokenizer.vocab_size
     if not experiment.engine.is_own or experiment.algorithm.is_supervised:
         return
     with session.console.phase("trying engines"):
         try:
-            nats = await publish_halved(engines, learner, size, sent)
+            nats = await publish_halved(engines, learner, size, transform)
         except WeightSyncError as error:
             raise ConfigError(f"engine.kind = '{experiment.engine.kind}', tried before training: {error}") from error
-        await _try_draws(session.asked, experiment.engine.kind, engines, session.console, nats)
+        await _try_draws(session.data, experiment.engine.kind, engines, session.console, nats)
 
 
 async def _try_draws(
-    asked: TrainingData, kind: str, engines: EnginePool, console: Console, nats: float = TRIAL_NATS
+    data: TrainingData, kind: str, engines: EnginePool, console: Console, nats: float = TRIAL_NATS
 ) -> None:
-    note = await try_own(kind, engines, canary(asked.tokenizer.vocab_size)[:4], asked.sampling, nats)
+    note = await try_own(kind, engines, canary(data.tokenizer.vocab_size)[:4], data.sampling, nats)
     if note is not None:
         console.warn(note)
 
@@ -282,8 +283,8 @@ async def _saver(
     session: TrainingContext, parts: dict[str, Stateful], learner: SavableLearner, background: Background
 ) -> Saver:
     """Return what saves checkpoints, tried once where this process alone holds the model."""
-    experiment, asked, console = session.experiment, session.asked, session.console
-    saver = Saver(_checkpoints(session), parts, learner, asked.tokenizer, console, background, asked.form.belongings)
+    experiment, data, console = session.experiment, session.data, session.console
+    saver = Saver(_checkpoints(session), parts, learner, data.tokenizer, console, background, data.form.belongings)
     # Elsewhere the whole model is in no single process, and gathering it for a trial would cost as much as a
     # checkpoint.
     if session.cluster is None and not experiment.learner.is_sharded:
@@ -298,7 +299,7 @@ def _rehearsing(resolved: Resolved) -> Callable[[Path], None]:
     return partial(check_written, name=experiment.model, dtype=dtype, trust_remote_code=trusts, lora=experiment.lora)
 
 
-def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: int = 0) -> Evaluation:
+def grade_once(resolved: Resolved, data: TrainingData, console: Console, step: int = 0) -> Evaluation:
     """Return one evaluation of the experiment's model, which ``step`` steps have trained, on its held-out tasks."""
     experiment = resolved.experiment
 
@@ -306,19 +307,19 @@ def grade_once(resolved: Resolved, asked: TrainingData, console: Console, step: 
         async with AsyncExitStack() as stack:
             rollouter, learner = None, None
             # A likelihood needs a learner alone; graders and an engine only where answers are generated.
-            if asked.exams:
-                judge = await _judge(resolved, asked, console, stack)
+            if data.eval_sets:
+                grader = await _grader(resolved, data, console, stack)
                 with console.phase(f"loading {experiment.model}"):
                     engine = await run_in_thread(partial(serve_alone, resolved, console.warn))
                 stack.push_async_callback(engine.close)
                 if experiment.engine.is_own:
-                    await _try_draws(asked, experiment.engine.kind, engine, console)
-                rollouter = await _rollouter(experiment, asked, engine, judge, stack)
+                    await _try_draws(data, experiment.engine.kind, engine, console)
+                rollouter = await _rollouter(experiment, data, engine, grader, stack)
             if experiment.algorithm.is_supervised:
                 with console.phase(f"loading {experiment.model}"):
                     learner = await run_in_thread(partial(_learner_alone, resolved))
                 stack.callback(learner.close)
-            evaluator = _evaluator(resolved, asked, console, rollouter, learner)
+            evaluator = _evaluator(resolved, data, console, rollouter, learner)
             if evaluator is None:
                 raise ConfigError("no question is held out, and nothing is asked; name a task, or set held_out.size")
             with console.phase("evaluating", evaluator.prompts) as phase:
@@ -338,7 +339,7 @@ async def _unsent() -> None:
 
 def _evaluator(
     resolved: Resolved,
-    asked: TrainingData,
+    data: TrainingData,
     console: Console,
     rollouter: Rollouter | None,
     learner: Learner | None,
@@ -350,24 +351,24 @@ def _evaluator(
         publish: Brings the weights to the engine, where not every step does.
     """
     judged = None
-    if rollouter is not None and asked.exams:
-        judged = Evaluator(ExamRooms(resolved, asked, rollouter, console.warn).ask, asked.exams)
-    rows, experiment = asked.split.held_out if asked.split.is_answered else None, resolved.experiment
+    if rollouter is not None and data.eval_sets:
+        judged = Evaluator(EvalRollouters(resolved, data, rollouter, console.warn).ask, data.eval_sets)
+    rows, experiment = data.split.held_out if data.split.is_answered else None, resolved.experiment
     if learner is None or not experiment.algorithm.is_supervised or not (rows or judged):
         return judged
-    dataset = DatasetRollouter(asked.tokenizer.decode, 1 + experiment.algorithm.ranks_pairs)
+    dataset = DatasetRollouter(data.tokenizer.decode, 1 + experiment.algorithm.ranks_pairs)
     return LikelihoodEvaluator(learner, rows or None, dataset, experiment.scoring_temperature, judged, publish)
 
 
 def _mismatch(
-    experiment: Experiment, engine: EnginePool, learner: Learner, sent: SnapshotTransform | None
+    experiment: Experiment, engine: EnginePool, learner: Learner, transform: SnapshotTransform | None
 ) -> MismatchProbe:
     if experiment.algorithm.is_supervised or experiment.rollouts_from is not None:
         return NoMismatchProbe()
     # A greedy answer has the log-probabilities of temperature 1.
     drawn = experiment.sampling.temperature or 1.0
     is_averaged, sleeps = experiment.algorithm.proximal is not None, experiment.engine.sleeps
-    return DecomposedMismatch(engine, learner, sent, is_averaged, drawn, sleeps)
+    return DecomposedMismatch(engine, learner, transform, is_averaged, drawn, sleeps)
 
 
 def _pretrains(algorithm: Algorithm) -> bool:
@@ -375,7 +376,7 @@ def _pretrains(algorithm: Algorithm) -> bool:
 
 
 def _weight_sync(
-    session: TrainingContext, engine: EnginePool, sent: SnapshotTransform | None, parts: dict[str, Stateful]
+    session: TrainingContext, engine: EnginePool, transform: SnapshotTransform | None, parts: dict[str, Stateful]
 ) -> WeightSync:
     """Return what proves that the engines answer with the weights that they are sent.
 
@@ -385,34 +386,34 @@ def _weight_sync(
     precision = session.resolved.precision
     # With one precision and one implementation of the model only the order of sums differs.
     is_exact = precision == "fp32" and experiment.engine.kind == "local"
-    vocabulary_size = session.asked.tokenizer.vocab_size
+    vocabulary_size = session.data.tokenizer.vocab_size
     if is_exact:
-        return VerifiedWeightSync(engine, vocabulary_size, sent, FixedTolerance())
+        return VerifiedWeightSync(engine, vocabulary_size, transform, FixedTolerance())
     parts["arrival"] = measured = CalibratedTolerance()
-    return VerifiedWeightSync(engine, vocabulary_size, sent, measured)
+    return VerifiedWeightSync(engine, vocabulary_size, transform, measured)
 
 
-async def _judge(
-    resolved: Resolved, asked: TrainingData, console: Console, stack: AsyncExitStack, cluster: RunCluster | None = None
+async def _grader(
+    resolved: Resolved, data: TrainingData, console: Console, stack: AsyncExitStack, cluster: RunCluster | None = None
 ) -> BudgetedGrader | None:
     """Return what judges answers; None where no answer is generated."""
-    if resolved.experiment.algorithm.is_supervised and not asked.exams:
+    if resolved.experiment.algorithm.is_supervised and not data.eval_sets:
         return None
     with console.phase("starting graders"):
         pool = await stack.enter_async_context(
-            build_graders(resolved, asked.judging, cluster, console.warn, asked.judged)
+            build_graders(resolved, data.judging, cluster, console.warn, data.judged)
         )
     return BudgetedGrader(pool, ErrorBudget(resolved.experiment.grading.max_error_fraction))
 
 
 async def _rollouter(
-    experiment: Experiment, asked: TrainingData, engine: Engine, judge: BudgetedGrader | None, stack: AsyncExitStack
+    experiment: Experiment, data: TrainingData, engine: Engine, grader: BudgetedGrader | None, stack: AsyncExitStack
 ) -> Rollouter | None:
     """Return what asks the engine and has answers judged; None where no answer is generated."""
-    if judge is None:
+    if grader is None:
         return None
     # Scorers hold this cache, and find through it the engine of a judge that is the policy.
-    asked.judged.policy = PolicyJudge.over(asked, experiment.seed, engine)
+    data.judged.policy = PolicyJudge.over(data, experiment.seed, engine)
     plan = experiment.environment
     conversation: AgentRollout | MultiTurnRollout | None = None
     if plan is not None and plan.is_agent:
@@ -420,50 +421,50 @@ async def _rollouter(
             engine,
             await stack.enter_async_context(AgentEndpoint()),
             None if plan.server else await stack.enter_async_context(EnvWorkers(plan)),
-            asked.templates,
+            data.templates,
             plan,
-            judge.refuse,
-            count=judge.faults.observe,
+            grader.refuse,
+            count=grader.faults.observe,
         )
     elif plan is not None:
-        hosts = await stack.enter_async_context(EnvWorkers(plan))
-        turn_tokenizer = TurnTokenizer.over(asked.tokenizer)
+        env_workers = await stack.enter_async_context(EnvWorkers(plan))
+        turn_tokenizer = TurnTokenizer.over(data.tokenizer)
         conversation = MultiTurnRollout(
             engine,
-            hosts,
+            env_workers,
             turn_tokenizer,
             plan,
-            asked.tokenizer.decode,
-            judge.refuse,
-            asked.beginning.opening,
-            judge.faults.observe,
-            0.0 if asked.grading is None else asked.grading.environment_weight,
+            data.tokenizer.decode,
+            grader.refuse,
+            data.beginning.opening,
+            grader.faults.observe,
+            0.0 if data.grading is None else data.grading.environment_weight,
         )
     return Rollouter(
         engine=engine,
-        grader=judge,
-        decode=asked.tokenizer.decode,
-        sampling=asked.sampling,
+        grader=grader,
+        decode=data.tokenizer.decode,
+        sampling=data.sampling,
         generations=experiment.algorithm.num_generations - experiment.algorithm.demonstrated,
         seed=experiment.seed,
         conversation=conversation,
-        opening=asked.beginning.opening,
-        together=judge.grade_together if asked.judging.may_be_joint else None,
+        opening=data.beginning.opening,
+        together=grader.grade_together if data.judging.may_be_joint else None,
     )
 
 
 def _stream(
-    experiment: Experiment, asked: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None, engine: EnginePool
+    experiment: Experiment, data: TrainingData, chosen: PromptChoice, rollouter: Rollouter | None, engine: EnginePool
 ) -> RolloutScheduler:
     is_kept, attempts = keeping(experiment.algorithm)
-    source: RolloutSource = DatasetRollouter(asked.tokenizer.decode, experiment.algorithm.num_generations)
+    source: RolloutSource = DatasetRollouter(data.tokenizer.decode, experiment.algorithm.num_generations)
     if rollouter is not None and not experiment.algorithm.is_supervised:
         source = DemonstratedRollouter(rollouter) if experiment.algorithm.demonstrated else rollouter
-    if isinstance(asked.split.train, LoggedRollouts):
-        source = asked.split.train
+    if isinstance(data.split.train, LoggedRollouts):
+        source = data.split.train
     return RolloutScheduler(
         curriculum=chosen.curriculum,
-        tasks=asked.split.train,
+        tasks=data.split.train,
         rollouter=source,
         prompts_per_step=experiment.prompts_per_step,
         max_staleness=experiment.staleness_bound,
@@ -481,25 +482,25 @@ def _is_measured(experiment: Experiment) -> bool:
 
 
 @dataclass(frozen=True)
-class ExamRooms:
+class EvalRollouters:
     """Where held-out sets are asked: through the run's own rollouter, judged by the run's graders or by a set's own."""
 
     resolved: Resolved
-    asked: TrainingData
+    data: TrainingData
     rollouter: Rollouter
     warn: Callable[[str], None]
 
     @asynccontextmanager
-    async def ask(self, exam: Exam) -> AsyncIterator[Rollouter]:
+    async def ask(self, eval_set: EvalSet) -> AsyncIterator[Rollouter]:
         """Give what asks and grades the set; graders of its own end with it."""
-        own = replace(self.rollouter, generations=exam.samples, sampling=exam.sampling)
+        own = replace(self.rollouter, generations=eval_set.samples, sampling=eval_set.sampling)
         # A pool of graders is costly to start: a held-out set that is graded as training is uses the running one.
-        if exam.grading == self.asked.judging:
+        if eval_set.grading == self.data.judging:
             yield own
             return
-        async with build_graders(self.resolved, exam.grading, None, self.warn, self.asked.judged) as pool:
-            judge = BudgetedGrader(pool, ErrorBudget(self.resolved.experiment.grading.max_error_fraction))
-            yield replace(own, grader=judge, together=judge.grade_together if exam.grading.may_be_joint else None)
+        async with build_graders(self.resolved, eval_set.grading, None, self.warn, self.data.judged) as pool:
+            grader = BudgetedGrader(pool, ErrorBudget(self.resolved.experiment.grading.max_error_fraction))
+            yield replace(own, grader=grader, together=grader.grade_together if eval_set.grading.may_be_joint else None)
 
 
 def _tracking(experiment: Experiment, chosen: PromptChoice, learner: SavableLearner) -> BaselineTracking:
@@ -528,10 +529,10 @@ def _imitation(experiment: Experiment, chosen: PromptChoice, learner: SavableLea
     )
 
 
-def _collate(algorithm: Algorithm, asked: TrainingData) -> Collate:
-    plan, tokenizer = algorithm.reference, asked.tokenizer
+def _collate(algorithm: Algorithm, data: TrainingData) -> Collate:
+    plan, tokenizer = algorithm.reference, data.tokenizer
     hinted = HintedPrompts(tokenizer.encode_plain, plan.success, tokenizer.context_length) if plan.prompt else None
-    weights = () if asked.grading is None else tuple(asked.grading.weights.items())
+    weights = () if data.grading is None else tuple(data.grading.weights.items())
     return partial(collate, weights=weights, hinted=hinted)
 
 
@@ -621,7 +622,7 @@ def _supervised(session: TrainingContext) -> SupervisedMetrics | None:
     experiment = session.experiment
     if not experiment.algorithm.is_supervised:
         return None
-    rows, is_likelihood = len(session.asked.split.train), experiment.algorithm.samples == "data"
+    rows, is_likelihood = len(session.data.split.train), experiment.algorithm.samples == "data"
     return SupervisedMetrics(rows, experiment.prompts_per_step, is_likelihood)
 
 
@@ -640,9 +641,9 @@ def _initializing(
 
     async def initialize() -> bool:
         plan, inherited = experiment.algorithm.tracker, session.inherited
-        tasks = session.asked.split.train
+        tasks = session.data.split.train
         if isinstance(tasks, LoggedRollouts):
-            session.console.say(await said_of_policy(learner, tasks, experiment))
+            session.console.say(await describe_worth(learner, tasks, experiment))
         unknown = range(len(tasks)) if inherited is None else inherited.unknown
         if (
             chosen.tracker is None

@@ -69,7 +69,7 @@ from gnomon.tasks.split import Subset
 from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 from gnomon.training.eval_spec import checkpoint_of
-from gnomon.training.evaluate import Exam
+from gnomon.training.evaluate import EvalSet
 from gnomon.training.logged_rollouts import read_logged
 
 _ENDLESS = (
@@ -86,7 +86,7 @@ class TrainingData:
         beginning: How the chat template begins answers, with what is to be said of it.
         form: What a checkpoint has besides weights.
         untried: Which answers the data check did not try, in words; "" where it tried all.
-        exams: The held-out sets as they are asked; none where nothing is held out.
+        eval_sets: The held-out sets as they are asked; none where nothing is held out.
         judged: What judges said before; in a file of the run where there is one.
     """
 
@@ -97,13 +97,13 @@ class TrainingData:
     beginning: Beginning
     form: SavedForm = SavedForm()
     untried: str = ""
-    exams: tuple[Exam, ...] = ()
+    eval_sets: tuple[EvalSet, ...] = ()
     judged: JudgeCache = field(default_factory=JudgeCache)
 
     @property
     def gradings(self) -> tuple[Grading, ...]:
         """What judges answers in training and of the held-out sets."""
-        return (*(() if self.grading is None else (self.grading,)), *(exam.grading for exam in self.exams))
+        return (*(() if self.grading is None else (self.grading,)), *(eval_set.grading for eval_set in self.eval_sets))
 
     @property
     def judging(self) -> Grading:
@@ -367,14 +367,14 @@ def _switched(tokenizer: Tokenizer, experiment: Experiment) -> Tokenizer:
 
 
 def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> TrainingData:
-    sampling, exams = sampling_of(experiment, tokenizer), _exams(experiment, tokenizer, split, grading)
+    sampling, eval_sets = sampling_of(experiment, tokenizer), _eval_sets(experiment, tokenizer, split, grading)
     most = sampling.max_completion_length
     is_supervised = experiment.algorithm.is_supervised
     is_asked = not is_supervised and experiment.rollouts_from is None
     # An evaluation has one set for both sides of the split.
     trained = () if split.train is split.held_out else ((split.train, most if is_asked else 0),)
-    measured = ((split.held_out, 0),) if is_supervised and not exams else ()
-    for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in exams)):
+    measured = ((split.held_out, 0),) if is_supervised and not eval_sets else ()
+    for tasks, longest in (*trained, *measured, *((e.tasks, e.sampling.max_completion_length) for e in eval_sets)):
         check_context(tasks, tokenizer.context_length, longest, tokenizer.context_note)
     for name, context in _shorter(experiment.algorithm.reference, tokenizer):
         for tasks, longest in trained:
@@ -382,9 +382,9 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     untried = [*experiment.idle]
     turn = experiment.environment.max_turn_tokens if experiment.environment else 0
     untried += dict.fromkeys(
-        _cut(each, turn) for each in (*([sampling] if is_asked else []), *(e.sampling for e in exams))
+        _cut(each, turn) for each in (*([sampling] if is_asked else []), *(e.sampling for e in eval_sets))
     )
-    judged = [(exam.tasks, exam.grading, exam.sampling) for exam in exams]
+    judged = [(eval_set.tasks, eval_set.grading, eval_set.sampling) for eval_set in eval_sets]
     if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
     for tasks, by, drawn in judged:
@@ -395,12 +395,12 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
     if trained and is_asked and grading is not None and not parts_count and not any(grading.weights.values()):
         untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
-    if is_supervised and not exams and experiment.evaluation.samples > 1:
+    if is_supervised and not eval_sets and experiment.evaluation.samples > 1:
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
     untried.append(_one_label(split.train) if experiment.algorithm.samples == "labels" else "")
-    untried.append(_idle_packages(experiment, [by for by in (grading, *(exam.grading for exam in exams)) if by]))
+    untried.append(_idle_packages(experiment, [by for by in (grading, *(each.grading for each in eval_sets)) if by]))
     said = "; ".join(filter(None, untried))
-    return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, exams=exams)
+    return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, eval_sets=eval_sets)
 
 
 def _cut(sampling: Sampling, turn: int) -> str:
@@ -413,7 +413,9 @@ def _cut(sampling: Sampling, turn: int) -> str:
     return f"sampling.grammar: {found}, so all may be cut off; raise {named}"
 
 
-def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None) -> tuple[Exam, ...]:
+def _eval_sets(
+    experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: Grading | None
+) -> tuple[EvalSet, ...]:
     """Return the held-out sets as they are asked.
 
     Raises:
@@ -445,7 +447,7 @@ def _exams(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading: 
                 f"at {one[0]} all {samples} answers to a held-out question are the same; ask for one sample "
                 f"(evaluation.samples = 1, --samples 1), or set {one[1]}"
             )
-        found.append(Exam(tasks, sampling, samples, judged, how.words(experiment.sampling)))
+        found.append(EvalSet(tasks, sampling, samples, judged, how.words(experiment.sampling)))
     return tuple(found)
 
 
@@ -594,7 +596,7 @@ def build_curriculum(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent:
     tracker: TaskValues | None = None
     drift: Drift = NoDrift()
     if reads_values and task_index is not None:
-        tracker, drift = _build_tracker(algorithm, task_index, tasks)
+        tracker, drift = _build_tracker(algorithm, task_index)
     chosen: UniformCurriculum | PrioritizedCurriculum | GresoCurriculum | NoPositiveCurriculum
     if isinstance(sampler, Prioritized):
         assert isinstance(tracker, ValueTracker), "validate refuses Prioritized without a TrackerConfig"
@@ -613,7 +615,7 @@ def keys_of(tasks: TaskSet) -> PromptKeys:
     return PromptKeys.of(tasks[index] for index in track(range(len(tasks)), "listing prompts", len(tasks)))
 
 
-def _build_tracker(algorithm: Algorithm, task_index: TaskIndex, tasks: TaskSet) -> tuple[TaskValues, Drift]:
+def _build_tracker(algorithm: Algorithm, task_index: TaskIndex) -> tuple[TaskValues, Drift]:
     """Return what keeps a value for each prompt, and what it forgets by."""
     plan = algorithm.tracker
     assert plan is not None, "validate refuses Tracked and Prioritized without a tracker"

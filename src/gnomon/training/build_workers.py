@@ -40,7 +40,7 @@ from gnomon.training.weight_sync import SnapshotTransform
 # From an experiment to who answers: one engine or several, sharing the learner's weights or with their own.
 
 
-def said_of_serving(resolved: Resolved) -> str:
+def describe_engines(resolved: Resolved) -> str:
     """Return in one sentence who answers, with which weights."""
     plan = resolved.experiment.engine
     if resolved.shares_weights:
@@ -185,7 +185,7 @@ class Workers:
 
     learner: SavableLearner
     engine: EnginePool
-    sent: SnapshotTransform | None
+    transform: SnapshotTransform | None
     measured: Callable[[], Metrics] = Metrics
     watch: Callable[[], Coroutine[Any, Any, None]] = _forever
 

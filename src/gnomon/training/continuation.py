@@ -645,14 +645,14 @@ class Inheritance:
             own = part.state() if name in ("curriculum", *_REMEMBERING) else None
             is_alike = state is not None and (own is None or _form(own) == _form(state))
             # "arrival" calibrates the engines of this session and begins anew without a remark.
-            if state is None or not is_alike or name == "arrival" or name in self._forgotten(chosen):
+            if state is None or not is_alike or name == "arrival" or name in self._forgotten():
                 anew += [] if name == "arrival" else [name]
                 continue
             with restored(name, self.parent.checkpoint):
                 part.restore(moves.get(name, _as_it_is)(state))
         return [f"nothing of {self.parent.run} fits what this run has as {name}, which begins anew" for name in anew]
 
-    def _forgotten(self, chosen: PromptChoice) -> tuple[str, ...]:
+    def _forgotten(self) -> tuple[str, ...]:
         """Return the parts of which nothing can be kept: of other rewards, or of prompts that cannot be compared."""
         is_known = self.has_same_rewards and (self.is_same or self.kept is not None)
         return () if is_known else _REMEMBERING

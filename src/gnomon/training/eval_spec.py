@@ -117,16 +117,17 @@ class EvalSpec:
             ConfigError: If an override is no setting.
             RunDirectoryError, CheckpointError: If a run or its checkpoint is not there, or is damaged.
         """
-        leader = self.leader(candidates)
-        if not self.tasks and leader is None and not self._sets:
+        reference_run = self.reference_run(candidates)
+        if not self.tasks and reference_run is None and not self._sets:
             raise _no_task(candidates[0])
         if not self.tasks and self.prompts is not None:
+            source = reference_run.model if reference_run else "evaluation.tasks"
             raise ConfigError(
                 f"--prompts {self.prompts} is of a task that is named with --task; without one all questions that "
-                f"{leader.model if leader else 'evaluation.tasks'} held out are asked: leave --prompts out, or name it"
+                f"{source} held out are asked: leave --prompts out, or name it"
             )
         # Without a run any preset serves: an evaluation trains nothing.
-        begun: Mapping[str, Any] = {"algorithm": "grpo"} if leader is None else read(_experiment(leader))
+        begun: Mapping[str, Any] = {"algorithm": "grpo"} if reference_run is None else read(_experiment(reference_run))
         # A run of another user may name code, which must not run just because its weights are evaluated.
         for run in (Path(candidate.model) for candidate in candidates if candidate.is_run):
             check_own(run, read(run / "experiment.toml"))
@@ -145,7 +146,7 @@ class EvalSpec:
         changed = (text.partition("=")[0] for text in self.overrides)
         return not self.tasks and not any(key == p or key.startswith(f"{p}.") for key in changed for p in parts)
 
-    def leader(self, candidates: Sequence[EvalTarget]) -> EvalTarget | None:
+    def reference_run(self, candidates: Sequence[EvalTarget]) -> EvalTarget | None:
         """Return the first run, as which all are asked; None where there is none."""
         return next((c for c in candidates if c.is_run), None)
 

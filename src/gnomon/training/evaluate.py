@@ -136,7 +136,7 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation | None:
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvalSet:
     """One set of held-out questions, and how it is asked.
 
     Attributes:
@@ -162,31 +162,31 @@ class Evaluator:
         asking: Opens what asks and grades one set, for as long as that set is asked.
     """
 
-    asking: Callable[[Exam], AbstractAsyncContextManager[Rollouter]]
-    exams: tuple[Exam, ...]
+    asking: Callable[[EvalSet], AbstractAsyncContextManager[Rollouter]]
+    eval_sets: tuple[EvalSet, ...]
 
     @property
     def prompts(self) -> int:
         """Questions of all sets."""
-        return sum(len(exam.tasks) for exam in self.exams)
+        return sum(len(eval_set.tasks) for eval_set in self.eval_sets)
 
     async def __call__(self, step: int, on_group: Callable[[Group], None] = lambda group: None) -> Evaluation:
         """Return the evaluation of the weights that the engine holds now; on_group is called as each group arrives."""
-        found = [await self._one(exam, step, on_group) for exam in self.exams]
+        found = [await self._one(eval_set, step, on_group) for eval_set in self.eval_sets]
         return found[0] if len(found) == 1 else macro_average(found)
 
-    async def _one(self, exam: Exam, step: int, on_group: Callable[[Group], None]) -> Evaluation:
+    async def _one(self, eval_set: EvalSet, step: int, on_group: Callable[[Group], None]) -> Evaluation:
         began, watch = time.perf_counter(), RolloutTimer()
-        async with self.asking(exam) as rollouter:
+        async with self.asking(eval_set) as rollouter:
 
             async def ask(index: int) -> Group:
-                group = await rollouter.run_group(exam.tasks[index], EVALUATION_ROUND, watch)
+                group = await rollouter.run_group(eval_set.tasks[index], EVALUATION_ROUND, watch)
                 on_group(group)
                 return group
 
-            groups = await asyncio.gather(*(ask(index) for index in range(len(exam.tasks))))
-        evaluation = summarize(groups, step, exam.tasks.name, exam.samples)
-        return replace(evaluation, seconds=time.perf_counter() - began, drawn=exam.drawn)
+            groups = await asyncio.gather(*(ask(index) for index in range(len(eval_set.tasks))))
+        evaluation = summarize(groups, step, eval_set.tasks.name, eval_set.samples)
+        return replace(evaluation, seconds=time.perf_counter() - began, drawn=eval_set.drawn)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _other_prompts(experiment: Experiment, source: Experiment, place: Path) -> t
     return (*asked, *["environment"] * (source.environment is not None))
 
 
-async def said_of_policy(learner: Learner, logged: LoggedRollouts, experiment: Experiment) -> str:
+async def describe_worth(learner: Learner, logged: LoggedRollouts, experiment: Experiment) -> str:
     """Return how much logged rollouts are worth under the learner's policy, in a sentence."""
     # Rounded up, so that at most that many groups are measured, spread over the whole log.
     step = -(-len(logged) // _MEASURED)

@@ -128,10 +128,10 @@ class PolicyJudge:
     seed: int
 
     @classmethod
-    def over(cls, asked: TrainingData, seed: int, engine: Engine | None = None) -> "PolicyJudge":
+    def over(cls, data: TrainingData, seed: int, engine: Engine | None = None) -> "PolicyJudge":
         """Return that of a run; of the running event loop where there is an engine."""
         loop = None if engine is None else asyncio.get_running_loop()
-        return cls(engine, loop, ChatRenderer(asked.tokenizer), asked.tokenizer, asked.sampling, seed)
+        return cls(engine, loop, ChatRenderer(data.tokenizer), data.tokenizer, data.sampling, seed)
 
     @property
     def version(self) -> int:

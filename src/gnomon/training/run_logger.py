@@ -33,7 +33,7 @@ from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RolloutLog, TokenStats
 from gnomon.records.sinks import Sink
 from gnomon.rollouts.dataset_rollouter import as_recorded
-from gnomon.rollouts.metrics import peak_memory_bytes, said_of_failures
+from gnomon.rollouts.metrics import describe_failures, peak_memory_bytes
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
 from gnomon.training.evaluate import Evaluation
@@ -282,8 +282,7 @@ class RunLogger:
         sinks: Take the metrics; the run's own file is one of them.
         evaluations: The file of evaluations.
         answers: How each prompt was answered in them.
-        rollouts: None when they are not wanted.
-        batches: None when they are not wanted.
+        rollouts, batches: None when they are not wanted.
         critic: The file of value pre-training, None where there is no such phase.
         serving: What the engines measured since they were last asked.
         diagnosis: Looks at all of it, None when it is not wanted.
@@ -353,7 +352,7 @@ class RunLogger:
         return "" if self.diagnosis is None else self.diagnosis.reason_to_stop
 
     def _warn_of_failures(self, finished: RolloutBatch) -> None:
-        said = said_of_failures([rollout for group in finished.generated for rollout in group.rollouts])
+        said = describe_failures([rollout for group in finished.generated for rollout in group.rollouts])
         if said is not None and not self._is_warned:
             self._is_warned = True
             self.console.warn(said)

@@ -115,20 +115,20 @@ class VerifiedWeightSync:
 
     **What do you say?** A canary: 12 fixed tokens after 4, log-probabilities at temperature 1 by `Engine.score` against
     the learner's own with the weights as they were sent, so that only arithmetic may differ: in the mean by no more
-    than ``allowance`` says. Weights that are others differ by more, or are told apart by their fingerprints.
+    than ``tolerance`` says. Weights that are others differ by more, or are told apart by their fingerprints.
 
     Attributes:
         engines: All of them.
-        sending: What becomes of the learner's weights on their way; None when engines get the very same numbers.
+        transform: What becomes of the learner's weights on their way; None when engines get the very same numbers.
         vocabulary_size: Canary ids are below it.
-        allowance: `FixedTolerance` where learner and engine both compute in float32, else `CalibratedTolerance`. Ours:
+        tolerance: `FixedTolerance` where learner and engine both compute in float32, else `CalibratedTolerance`. Ours:
             peers check a version number, or nothing.
     """
 
     engines: EnginePool
     vocabulary_size: int
-    sending: SnapshotTransform | None = None
-    allowance: Tolerance = field(default=FixedTolerance())
+    transform: SnapshotTransform | None = None
+    tolerance: Tolerance = field(default=FixedTolerance())
 
     async def publish(self, engine: Engine, learner: Learner) -> Metrics:
         """Load the learner's weights into every engine and prove that they arrived.
@@ -138,12 +138,12 @@ class VerifiedWeightSync:
             EngineError: If no engine is left.
             NotFiniteError: If these weights give log-probabilities that are no numbers.
         """
-        snapshot = learner.snapshot() if self.sending is None else self.sending(learner.snapshot())
+        snapshot = learner.snapshot() if self.transform is None else self.transform(learner.snapshot())
         # A learner that fails over its weights is no fault of an engine, so they are read before one is asked.
         # ``stored`` is set where the weights lie in another process or in the object store of a cluster.
         if snapshot.stored is not None:
             await run_in_thread(snapshot.stored)
-        elif self.sending is not None:
+        elif self.transform is not None:
             snapshot = await _kept(snapshot)
         else:
             await run_in_thread(lambda: next(iter(snapshot.tensors()), None))
@@ -159,7 +159,7 @@ class VerifiedWeightSync:
         # What it computes with them: right tensors under a wrong name, or in a stale cache, give other numbers.
         ids = canary(self.vocabulary_size)
         prompt, response = ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
-        own = await learner.logprobs(_batch(ids), None if self.sending is None else snapshot)
+        own = await learner.logprobs(_batch(ids), None if self.transform is None else snapshot)
         if not bool(own.isfinite().all()):
             raise NotFiniteError(_useless(snapshot.version))
         said = await self.engines.each(lambda e: e.score(prompt, response, 1.0))
@@ -167,13 +167,13 @@ class VerifiedWeightSync:
             if (wrong := fault_of_logprobs(scores, len(response))) is not None:
                 raise WeightSyncError(f"the engine {name} answers a score with {wrong}: fix its method score")
         gaps = {name: _separate(own[0].tolist(), scores) for name, scores in said.items()}
-        allowed = self.allowance.nats
+        allowed = self.tolerance.nats
         for name, differs in gaps.items():
             # Written as "not <=" so that NaN fails too.
             if not differs <= allowed:
                 raise WeightSyncError(_otherwise(name, snapshot.version, differs, allowed))
         largest = max(gaps.values(), default=0.0)
-        self.allowance.saw(largest)
+        self.tolerance.saw(largest)
         return Metrics.of(
             {
                 "arrival/canary_abs_mean_nats": Last(largest),
@@ -194,7 +194,7 @@ WeightSync = VerifiedWeightSync | PlainWeightSync | NoWeightSync
 
 
 async def publish_halved(
-    engines: EnginePool, learner: Learner, vocabulary_size: int, sending: SnapshotTransform | None
+    engines: EnginePool, learner: Learner, vocabulary_size: int, transform: SnapshotTransform | None
 ) -> float:
     """Let engines answer with half of each of the learner's weights, to see that they do.
 
@@ -205,7 +205,7 @@ async def publish_halved(
         engines: All of them; they hold weights of the next version afterwards.
         learner: In this process, in others, or on a cluster.
         vocabulary_size: Canary ids are below it.
-        sending: As in `VerifiedWeightSync`.
+        transform: As in `VerifiedWeightSync`.
 
     Returns:
         Nats by which an engine's log-probabilities were allowed to differ, in the mean: half of what halving does to
@@ -216,7 +216,7 @@ async def publish_halved(
     """
 
     def halved(snapshot: Snapshot) -> Snapshot:
-        whole = snapshot if sending is None else sending(snapshot)
+        whole = snapshot if transform is None else transform(snapshot)
         return Snapshot(whole.version + 1, lambda: ((name, _half(tensor)) for name, tensor in whole.tensors()))
 
     batch = _batch(canary(vocabulary_size))
@@ -348,7 +348,7 @@ class DecomposedMismatch:
     Source: the gaps are those of algorithms for training and inference that differ; taking them apart is ours.
 
     Attributes:
-        sending: As in `VerifiedWeightSync`; None when engines get the learner's own numbers.
+        transform: As in `VerifiedWeightSync`; None when engines get the learner's own numbers.
         is_averaged: The proximal policy is an average of weights, and not the learner as it is.
         sampled_at: Temperature of the sampler where the learner scores at another one (`LearnerConfig.temperature`);
             all lines above are then at it, and ``learner_temperature`` is what the learner's own log-probabilities
@@ -359,7 +359,7 @@ class DecomposedMismatch:
 
     engine: Engine
     learner: Learner
-    sending: SnapshotTransform | None = None
+    transform: SnapshotTransform | None = None
     is_averaged: bool = False
     sampled_at: float | None = None
     is_asleep: bool = False
@@ -385,7 +385,7 @@ class DecomposedMismatch:
         # Rows without a trained token have nothing to compare.
         rows = batch.mask.any(1).nonzero()[:, 0]
         is_fresh = bool((batch.version[rows] == self.learner.version).all())
-        if is_fresh and self.sending is None and self._is_cheap(batch):
+        if is_fresh and self.transform is None and self._is_cheap(batch):
             return rows
         # The window moves on by its own width each step, so that every place of the batch is measured in turn.
         count = max(1, min(ROWS, len(rows) // ONE_IN))
@@ -414,8 +414,8 @@ class DecomposedMismatch:
         assert own is not None, "a known proximal policy was scored"
         # Each stays equal to the line below it, and its part 0, where the two cannot differ.
         sent, plain, engine = own, own, probe.full_behavior
-        if self.sending is not None:
-            sent = await self.learner.logprobs(probe, self.sending(self.learner.snapshot()))
+        if self.transform is not None:
+            sent = await self.learner.logprobs(probe, self.transform(self.learner.snapshot()))
         if probe.temperature != 1:
             plain = await self.learner.logprobs(probe.with_fields(temperature=1.0))
         stale = (probe.version != self.learner.version).nonzero()[:, 0].tolist()

@@ -11,7 +11,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.sections import EngineConfig
 from gnomon.engines.vllm.engine import SUPPORTED, VllmEngine, check_served, check_vllm, make_vllm
 from gnomon.models.hf_names import HfNames
-from gnomon.training.build_workers import said_of_serving
+from gnomon.training.build_workers import describe_engines
 from gnomon.training.checks import check_serving
 from gnomon.training.resolve import resolve
 
@@ -101,8 +101,8 @@ def test_vllms_sampler_is_said_in_plan_and_card():
     )
     assert native.determinism_limit.startswith("R3 statistical")
     assert "R2 lossless" in keyed.determinism_limit
-    assert "another engine or version of vLLM draws other tokens" in said_of_serving(native)
-    assert "sampler" not in said_of_serving(keyed)
+    assert "another engine or version of vLLM draws other tokens" in describe_engines(native)
+    assert "sampler" not in describe_engines(keyed)
     with pytest.raises(ConfigError, match=r"set engine\.kind"):
         load("tiny", ["engine.draws=vllm"])
 

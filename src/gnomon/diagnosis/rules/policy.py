@@ -65,8 +65,10 @@ class EntropyCollapse:
         if not points or began <= 0:
             return None
         now = mean(points[-self.latest :])
+        # In logarithms: entropy falls by a share of itself, so a straight line would reach 0 too early.
         rate = slope([(step, math.log(max(value, _LEAST))) for step, value in points])
         left = max(0, facts.steps - history.step)
+        # A rising entropy is not projected upwards.
         projected = now * math.exp(min(0.0, rate) * left)
         is_gone, will_be = now < self.floor * began, projected < self.floor * began and now < (1 - self.lost) * began
         is_solved = (history.mean("rollout/reward_mean", self.latest) or 0.0) >= self.solved
@@ -174,6 +176,7 @@ class Clipping:
         if not facts.has_band or not points or (facts.updates < 2 and facts.bound == 0):
             return None
         clipped, outside = mean(points), history.mean(OUTSIDE, self.window) or 0.0
+        # On fresh rollouts the first update of a step has ratio 1 everywhere.
         movable = 1.0 if facts.bound else 1 - 1 / facts.updates
         evidence = {"clipped": clipped, "outside": outside, "share_that_can_be_outside": movable}
         is_stuck = not is_learning(history, self.progress, errors=0.0)
@@ -279,6 +282,7 @@ class EngineMismatch:
         parts = {p: history.mean(f"mismatch/{p}_abs_nats", self.window) for p in PARTS}
         known = {part: value for part, value in parts.items() if value is not None}
         largest = max(known, key=lambda part: known[part], default="")
+        # These parts have no reason to be large at the start either, so they are not compared with it.
         is_fault = largest in ("engine", "precision")
         severity = graded(now, self.warning if is_fault else max(self.warning, self.times * began), self.severe)
         if severity is None:
@@ -321,6 +325,7 @@ class WeightsNotArrived:
         is_fresh = history.mean("stream/staleness_steps_mean", self.window) == 0
         name = ENGINE if history.latest(ENGINE, self.window) else GAP if is_fresh else ""
         points, began = history.latest(name, self.window), min(values(history.first(name, self.baseline)), default=0.0)
+        # The window must not overlap the steps that it is compared with.
         if not points or points[0][0] <= self.baseline:
             return None
         now = median(points)
@@ -389,6 +394,7 @@ class CriticExplains:
         before, now = points[: self.window], points[self.window :]
         if mean(now) >= self.warning or has_risen(before, now) or has_risen(history.first(EXPLAINED, self.window), now):
             return None
+        # With equal rewards there is nothing to explain.
         spread = history.mean("rollout/reward_std", self.window) or 0.0
         if spread == 0:
             return None
@@ -474,13 +480,14 @@ class HeldOutGap:
         reward = mean(trained)
         if not trained or reward < self.least:
             return None
+        # The upper end of the interval: the benefit of the doubt.
         gap = (reward - high) / reward
         if gap < self.warning:
             return None
         began = mean(history.rewards[: self.window])
         first = scored[0][1]
-        has_risen, is_flat = reward - began > self.warning * reward, held_out - first < 0.25 * (reward - began)
-        is_severe = gap >= self.severe and len(scored) > 1 and has_risen and is_flat
+        is_higher, is_flat = reward - began > self.warning * reward, held_out - first < 0.25 * (reward - began)
+        is_severe = gap >= self.severe and len(scored) > 1 and is_higher and is_flat
         said = {"training": reward, "held_out": held_out, "held_out_high": high, "held_out_at_first": first, "gap": gap}
         return alarm("severe" if is_severe else "warning", trained[0][0], self.name, said, step=step)
 
@@ -581,6 +588,7 @@ class Throughput:
         usual, now = median(first), median(points)
         if usual <= 0 or now - usual < self.seconds:
             return None
+        # Longer answers explain longer steps, and fewer tokens explain a higher price of each.
         times = min(now / usual, self._a_token(history, first))
         severity = graded(times, self.warning, self.severe)
         if severity is None:
@@ -588,6 +596,7 @@ class Throughput:
         spent = {stage: self._spent(history, stage) for stage in STAGES}
         grown = {stage: after - before for stage, (before, after) in spent.items()}
         stage = max(grown, key=lambda name: grown[name])
+        # If the other stages slowed down as much, the machine is busy, not the stage.
         rest = (now - spent[stage][1]) / max(usual - spent[stage][0], 1e-9)
         is_machine = rest >= self.others or min(values(points)) < self.warning * usual
         evidence = {"step_seconds": now, "usual_seconds": usual, "times": times, "times_of_other_stages": rest}

@@ -39,6 +39,7 @@ class DominantPart:
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Check the largest share, without the first component."""
+        # Parts of weight 0 are measured and decide nothing.
         paid = {name: weight for name, weight in facts.weights.items() if weight}
         shares = {
             name: weight * share
@@ -52,6 +53,7 @@ class DominantPart:
         largest = max(others, key=lambda name: others[name])
         severity = graded(others[largest], self.warning, self.severe)
         solved = history.mean(f"reward/{first}_mean", self.window) or 0.0
+        # Where the main objective is solved, something else must decide.
         if severity is None or solved >= 0.95:
             return None
         since = history.latest(f"reward/{largest}_leverage", self.window)[0][0]
@@ -194,6 +196,7 @@ class RewardFalls:
         """Return the best window if the last window is far below it."""
         best = history.best_rewards(self.window)
         fallen = mean(best) - mean(last)
+        # Of independent steps; the best window was chosen as the best, hence 3 errors and not 2.
         noise = (error(best) ** 2 + error(last) ** 2) ** 0.5
         is_far = mean(best) > 0 and fallen >= max(self.share * mean(best), self.errors * noise)
         return best if is_far else []
@@ -226,6 +229,7 @@ class NotLearning:
         points = history.rewards
         if len(points) < self.least:
             return None
+        # At most 50 steps, so that a late stop of learning in a long run is seen.
         third = min(len(points) // 3, 50)
         first, last = points[:third], points[-third:]
         idle = history.mean("advantage/exact_zero_fraction", 10)
@@ -264,6 +268,7 @@ class NothingMoves:
             return None
         first, last = history.rewards[:third], history.rewards[-third:]
         moved = abs(mean(now) - mean(before))
+        # Either beyond noise, or by a tenth of the entropy, counts as movement.
         is_other = moved > self.errors * math.hypot(error(now), error(before)) or moved > self.change * mean(before)
         if is_other or has_risen(first, last, self.errors) or has_risen(last, first, self.errors):
             return None
@@ -340,6 +345,7 @@ class DegenerateGroups:
         return None if right is None or wrong is None else right + wrong
 
     def _is_excess(self, share: float, expected: float, facts: Facts) -> bool:
+        # Standard error of a share over all groups of the window.
         noise = (expected * (1 - expected) / (facts.prompts * self.window)) ** 0.5
         return share > self.excess * expected and share - expected > self.errors * noise and share > 0.1
 
@@ -375,6 +381,7 @@ class AllWrong:
         if not points:
             return self._from_the_start(history, facts)
         share = mean(points)
+        # With one answer a prompt most prompts may be unsolved in a healthy run, so the bound is 95% and not 90%.
         single = 0.05 / (1 - self.warning) if facts.generations < 2 else 1.0
         severity = graded(share, 1 - single * (1 - self.warning), self.severe)
         reward = history.mean("rollout/reward_mean", self.window) or 0.0
@@ -390,6 +397,7 @@ class AllWrong:
         """Look at the first steps alone."""
         began = history.first(ALL_WRONG, self.window)
         answers = facts.prompts * facts.generations * len(began)
+        # Any reward in any step ends this special case.
         earned = [*(1 - value for _, value in began), *(value for _, value in history.rewards)]
         if len(began) < self.first or answers < self.least or any(earned):
             return None
@@ -502,6 +510,7 @@ class LengthReward:
             return None
         now, goes_with = mean(points), mean(paid)
         times = now / began
+        # Growth and correlation together, or a correlation that nothing else explains.
         is_longer = goes_with >= self.correlation and (times >= self.growth or goes_with >= self.alone)
         is_shorter = goes_with <= -self.correlation and (times <= 1 / self.growth or goes_with <= -self.alone)
         if not (is_longer or is_shorter):
@@ -562,6 +571,7 @@ class Truncation:
             evidence |= {"complete_reward": complete, "truncated_reward": cut}
         if lost is not None and lost <= self.cost * deviation:
             return None
+        # 2.0 is a share that cannot be reached: without complete answers to compare with it is never severe.
         severity = graded(share, self.warning, self.severe if lost is not None else 2.0) or "note"
         if lost is None and is_learning(history, self.progress):
             severity = "note"
@@ -611,6 +621,7 @@ class Repetition:
         severity = graded(now, self.warning, self.severe)
         if severity is None or now < self.times * began:
             return None
+        # A model that repeated itself from the start has not become worse.
         if severity == "severe" and now < began + self.more:
             severity = "warning"
         return alarm(severity, points[0][0], self.name, {"repeated": now, "at_first": began}, _repetitive)

@@ -21,6 +21,7 @@ from gnomon.core.types import Group, State, Task
 
 _NUMBERING = ("id", "index", "idx", "uuid", "extra_info", "data_source")
 _KEYS = np.dtype([("id", "<u8"), ("content", "<u8"), ("prompt", "<u8")])
+# 2^64 / golden ratio, odd: its multiples differ for all counts.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -42,6 +43,7 @@ class PromptKeys:
     def of(cls, tasks: Iterable[Task]) -> "PromptKeys":
         """Return the keys of tasks."""
         rows = ((_hash(t.id), _hash_of(_content(t)), _hash_of(np.array(t.prompt, "<i8").tobytes())) for t in tasks)
+        # One pass over the tasks: rendering one may be slow.
         made = np.fromiter(rows, dtype=_KEYS)
         return cls(*(np.ascontiguousarray(made[name], np.uint64) for name in ("id", "content", "prompt")))
 
@@ -56,12 +58,14 @@ class PromptKeys:
         [-1, 0, 1]
         """
         places = np.full(len(self), -1, np.int64)
+        # Contents that occur several times were numbered, so the hashes are unique on both sides.
         _, here, there = np.intersect1d(
             _numbered(self.contents), _numbered(former.contents), assume_unique=True, return_indices=True
         )
         places[here] = there
         kept = np.flatnonzero(places >= 0)
         is_rendered = np.zeros(len(self), bool)
+        # The same question, but perhaps under another system message or chat template.
         is_rendered[kept] = self.prompts[kept] == former.prompts[places[kept]]
         return KeptPrompts(places, is_rendered, former.ids)
 
@@ -124,6 +128,10 @@ class KeptPrompts:
         moved[here] = saved[torch.from_numpy(self.places)[here]]
         return moved
 
+    def moved_rows(self, saved: State, own: State) -> State:
+        """Return ``own`` with the rows of ``saved`` in every tensor, as `moved` does."""
+        return State({name: self.moved(saved.tensors[name], each) for name, each in own.tensors.items()}, own.values)
+
 
 def _content(task: Task) -> bytes:
     """Return question and answer; without an answer, all columns but those that number rows."""
@@ -138,6 +146,7 @@ def _numbered(contents: NDArray[np.uint64]) -> NDArray[np.uint64]:
     ranked = contents[order]
     is_first = np.concatenate([[True], ranked[1:] != ranked[:-1]])[: ranked.size]
     places = np.arange(ranked.size)
+    # In sorted order: how far each entry lies behind the first of its value.
     again = np.empty(ranked.size, np.uint64)
     again[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
     return contents + again * _ODD
@@ -167,6 +176,7 @@ class TaskIndex:
             raise DatasetError("the task set is empty: there is nothing to choose a prompt from")
         order = np.argsort(hashes, kind="stable")
         self._sorted: NDArray[np.uint64] = hashes[order]
+        # 32 bits hold 4 billion tasks.
         self._order: NDArray[np.uint32] = order.astype(np.uint32)
         self._refuse_duplicates()
         self.fingerprint: str = hashlib.blake2b(hashes.astype("<u8").tobytes(), digest_size=16).hexdigest()

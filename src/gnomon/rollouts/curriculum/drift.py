@@ -38,10 +38,6 @@ class Drift(Protocol):
     """
 
     @property
-    def needs_scoring(self) -> bool:
-        """Whether `measure` calls ``score``, which costs forward passes."""
-
-    @property
     def needs_updates(self) -> int:
         """The optimizer updates that a step must have at least for `record` to make sense of them."""
 
@@ -69,7 +65,6 @@ class Drift(Protocol):
 class NoDrift:
     """No drift at all, for `DecayRule.constant`: two forward passes a step saved, and nothing to keep."""
 
-    needs_scoring = False
     needs_updates = 1
 
     def record(self, update_drifts: Sequence[float]) -> None:
@@ -105,7 +100,6 @@ class AccumulatedDrift:
     0.002
     """
 
-    needs_scoring = False
     needs_updates = 2
 
     def __init__(self, task_index: TaskIndex) -> None:
@@ -140,6 +134,7 @@ class AccumulatedDrift:
             step_drift = estimate_step_drift(update_drifts)
             self._per_update = step_drift / len(update_drifts)
         else:
+            # 0 for a step without an update.
             step_drift = self._per_update * len(update_drifts)
         self.add(step_drift)
 
@@ -248,7 +243,6 @@ class RescoredDrift:
         ConfigError: If it is not positive.
     """
 
-    needs_scoring = True
     needs_updates = 1
 
     def __init__(self, task_index: TaskIndex, capacity_tokens: int = 2**26) -> None:
@@ -287,6 +281,7 @@ class RescoredDrift:
         Raises:
             LearnerError: If ``score`` answers with numbers that do not fit or are not finite; nothing is changed then.
         """
+        # Previous and new responses are scored in one pass, under the weights after this step's updates.
         previous, newest = self.pending(groups), _last_graded(groups)
         answers = [*previous.values(), *(ScoredAnswer(r.prompt, r.response, r.mask) for r in newest.values())]
         if not answers:
@@ -294,6 +289,7 @@ class RescoredDrift:
         logprobs = _checked(answers, await score(answers))
         drifts: dict[str, float] = {}
         for task_id in newest:
+            # Its response is no longer kept, so the drift is unknown and counts as large.
             if self._task_index.index(task_id) in self._dropped:
                 drifts[task_id] = math.inf
         for task_id, now in zip(previous, logprobs[: len(previous)], strict=True):
@@ -357,6 +353,7 @@ class RescoredDrift:
         return float(change[visit.mask].mean())
 
     def _keep(self, index: int, rollout: Rollout, logprobs: Logprobs) -> None:
+        # Removed first, so that the new entry goes to the end of the insertion order.
         replaced = self._visits.pop(index, None)
         if replaced is not None:
             self._stored_tokens -= replaced.tokens.size

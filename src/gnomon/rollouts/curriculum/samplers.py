@@ -61,6 +61,7 @@ class UniformCurriculum:
         held: set[int] = set()
         self.looked_at = 0
         while len(taken) < count:
+            # A take of more tasks than there are has to repeat some.
             index = self.draw(held if count <= self._size else set())
             if self.looked_at >= self._size or asks(index):
                 taken.append(index)
@@ -75,6 +76,7 @@ class UniformCurriculum:
 
     def draw(self, held: AbstractSet[int]) -> int:
         """Return the next task that is not in ``held``, which must not be all of them; those come first later."""
+        # Left over from an epoch that ended inside a take: they are asked before the next epoch goes on.
         for place, index in enumerate(self._passed_over):
             if index not in held:
                 return self._passed_over.pop(place)
@@ -198,6 +200,7 @@ class GresoCurriculum:
                 outcomes[outcome] += 1
                 self._lengthen(self._task_index.index(group.task.id), outcome)
         seen = outcomes.total()
+        # In the first epoch no task has a history yet.
         if seen and self._epochs.epoch > 0:
             tolerated = self._plan.target * seen
             # in thirds, so that a third of 12 is reached by 4 whatever the rounding
@@ -216,6 +219,7 @@ class GresoCurriculum:
 
     def effective_prompts(self) -> float:
         """Return exp of the entropy of the tasks' chances: how many equally likely tasks would be as varied."""
+        # By streak and not by task: 10 million tasks have few different streaks.
         weighed = [(number, self._chance(streak)) for streak, number in self._tally.items() if number]
         total = math.fsum(number * chance for number, chance in weighed)
         shares = [(number * chance / total, chance / total) for number, chance in weighed]
@@ -282,6 +286,7 @@ class GresoCurriculum:
         if outcome == "hard":
             after = max(min(before, 0) - 1, -_LONGEST)
         self._streak[index] = after
+        # Kept beside the streaks, so that the metric needs no pass over all tasks.
         self._tally[before] -= 1
         self._tally[after] += 1
 
@@ -323,6 +328,7 @@ class NoPositiveCurriculum:
         """Drop the tasks that these visits show to be mastered."""
         for group in groups:
             grades = [r.grade for r in group.rollouts if r.grade.reward is not None]
+            # A response without that component is judged by its whole reward.
             passed = [(g.parts.get(self._plan.part, g.reward) or 0.0) >= self._plan.success for g in grades]
             if passed and sum(passed) / len(passed) >= self._plan.pass_rate:
                 self._dropped[self._task_index.index(group.task.id)] = True
@@ -453,11 +459,13 @@ class PrioritizedCurriculum:
         log_ceiling = math.log(ceiling * (1 + 1e-9))
         share = _FIRST_SHARE * count / size
         while True:
+            # The candidates are the tasks whose 32-bit word is at least this: about ``share`` of all.
             lowest = math.ceil((1 - share) * 2**32) if share < 1 else 0
             found, uniforms = self._candidates(lowest)
             keys = gumbel_keys(self.weights(found), uniforms)
             if found.size >= count:
                 best = _top(keys, count)
+                # The bound on the keys of all tasks that were not looked at.
                 if lowest == 0 or keys[best[-1]] >= log_ceiling - math.log(-math.log(lowest / 2**32)):
                     return [int(index) for index in found[best]]
             share *= 4
@@ -496,5 +504,6 @@ def _top(keys: Floats, count: int) -> NDArray[np.int64]:
     """Return the places of the ``count`` largest keys, largest first, earlier places first among equals."""
     places = np.arange(keys.size)
     if count < keys.size:
+        # argpartition returns them in any order; sorted places make ties independent of it.
         places = np.sort(np.argpartition(-keys, count - 1)[:count])
     return np.asarray(places[np.argsort(-keys[places], kind="stable")], np.int64)

@@ -114,6 +114,7 @@ def _rate(entry: Any, rewards: Rewards, prior: float) -> float | None:
     if not (isinstance(entry, list) and len(entry) == 2 and all(_is_number(part) for part in entry)):
         return None
     total, samples = entry
+    # [successes, samples], where successes may not exceed samples.
     if samples < 1 or (rewards == "binary" and not 0 <= total <= samples):
         return None
     return posterior_rate(total, samples, rewards, prior)
@@ -186,7 +187,7 @@ class FixedValues:
                 raise ConfigError(f"task {group.task.id!r} earned the rewards {group.rewards}, which have no V*")
             if group.rewards:
                 estimates[self.task_index.index(group.task.id)] = optimal_value(group.rewards, self._beta)
-        self._believe(estimates)
+        self._set_values(estimates)
 
     def load(self, path: Path) -> int:
         """Start from a JSON file, id to V*; return how many tasks it named. Ids of other tasks are passed over.
@@ -195,7 +196,7 @@ class FixedValues:
             DatasetError: If the file cannot be used, or names none of the tasks.
         """
         ours = places(read_values(path), self.task_index, path)
-        self._believe(ours)
+        self._set_values(ours)
         return len(ours)
 
     def observe(self, groups: Sequence[Group], drifts: Mapping[str, float]) -> Metrics:
@@ -226,16 +227,16 @@ class FixedValues:
         if bool(state.tensors["value"].isinf().any()):
             raise ValueError("a value is infinite")
         self._value = state.tensors["value"].numpy().copy()
-        self._believe({})
+        self._set_values({})
 
     def moved(self, state: State, kept: KeptPrompts) -> State:
         """Return a state of a former task set as one of this set; a new task has the value that it has now."""
-        own = self.state()
-        return State({name: kept.moved(state.tensors[name], each) for name, each in own.tensors.items()}, own.values)
+        return kept.moved_rows(state, self.state())
 
-    def _believe(self, values: Mapping[int, float]) -> None:
+    def _set_values(self, values: Mapping[int, float]) -> None:
         for index, value in values.items():
             self._value[index] = value
+        # Tasks without an estimate have the mean of those with one.
         known = self._value[~np.isnan(self._value)]
         self._elsewhere = float(known.mean()) if known.size else 0.0
 
@@ -347,7 +348,7 @@ class DecayRule:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ConfigError(f"Forgetting needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
+            raise ConfigError(f"DecayRule needs 0 < rho_min <= rho_max < 1, got {self.rho_min}, {self.rho_max}")
         if not self.d_half > 0:
             raise ConfigError(f"DecayRule.d_half must be > 0, got {self.d_half}")
 
@@ -470,7 +471,7 @@ class ValueTracker:
         for group in groups:
             if group.rewards:
                 rate = posterior_rate(sum(group.rewards), len(group.rewards), self._rewards, self._prior)
-                self._believe(self.task_index.index(group.task.id), rate)
+                self._set_estimate(self.task_index.index(group.task.id), rate)
         self._find_floor()
 
     def load(self, path: Path) -> int:
@@ -483,7 +484,7 @@ class ValueTracker:
         """
         ours = places(read_rates(path, self._rewards, self._prior), self.task_index, path)
         for index, rate in ours.items():
-            self._believe(index, rate)
+            self._set_estimate(index, rate)
         self._find_floor()
         return len(ours)
 
@@ -512,6 +513,7 @@ class ValueTracker:
             LearnerError: For a drift that is negative or not a number.
         """
         self._check(groups)
+        # Raises for a bad drift before anything is learned.
         for drift in drifts.values():
             self._forgetting(drift)
         metrics = Metrics()
@@ -525,6 +527,7 @@ class ValueTracker:
     def update(self, index: int, reward: float, drift: float) -> float:
         """Fold one reward into one task's value; return the rho it was done with."""
         rho = self._forgetting(drift)
+        # n_eff <- rho n_eff + 1; the old value has the weight rho n_eff of that.
         remembered = rho * self._n_eff[index]
         self._value[index] += (reward - self._value[index]) / (remembered + 1)
         self._n_eff[index] = remembered + 1
@@ -561,13 +564,12 @@ class ValueTracker:
 
     def moved(self, state: State, kept: KeptPrompts) -> State:
         """Return a state of a former task set as one of this set; a new task has the value that it has now."""
-        own = self.state()
-        return State({name: kept.moved(state.tensors[name], each) for name, each in own.tensors.items()}, own.values)
+        return kept.moved_rows(state, self.state())
 
     def _find_floor(self) -> None:
         self._n_eff_floor = min(float(self._n_eff.min()), self._forgetting.window)
 
-    def _believe(self, index: int, rate: float) -> None:
+    def _set_estimate(self, index: int, rate: float) -> None:
         self._value[index] = rate
         self._n_eff[index] = self._forgetting.window
         self._is_known[index] = True
