@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,7 +11,15 @@ import pytest
 from tests.random_model import RANDOM
 
 from gnomon.algorithms import GRPO, NAMED, Algorithm, TruncatedIS
-from gnomon.config.experiment import Experiment, from_table, load, to_toml, with_absolute_paths
+from gnomon.config.experiment import (
+    Experiment,
+    Loaded,
+    from_table,
+    load,
+    supervised,
+    to_toml,
+    with_absolute_paths,
+)
 from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.core.sections import EngineConfig, EvalSampling, GrammarConfig
@@ -249,6 +258,16 @@ def test_what_is_wrong_with_an_experiment_made_in_python_is_said(given: dict[str
 
 WRONG_TYPES = (None, "x", 3, 2.5, True, [], {}, ["a"], [None], {"a": 1}, object())
 NEEDED = {TableTask: {"path": "x.jsonl"}, PublishedTask: {"set": "gsm8k"}, BenchmarkTask: {"benchmark": "gsm8k"}}
+
+
+@pytest.mark.parametrize("make", [from_table, supervised])
+def test_a_table_that_no_file_can_hold_is_refused(make: Callable[[Any], Loaded]):
+    """One that holds itself, and one with a key that is no text."""
+    circular: dict[str, Any] = {"algorithm": "sft"}
+    circular["task"] = circular
+    for table in (circular, {"algorithm": "sft", ("model",): "tiny"}):
+        with pytest.raises(ConfigError, match="texts, numbers, lists and tables, and this one cannot be read"):
+            make(table)
 
 
 def test_a_section_made_in_python_names_the_field_of_another_type():

@@ -77,6 +77,7 @@ class Groups:
 
     def has_before(self, values: Tensor) -> Tensor:
         """Return Bool[B]: whether another counted row of the group has a larger value, or the same and comes first."""
+        # (rows, rows): column j is a counted row of the same group.
         same = (self.index[:, None] == self.index) & self.counted
         place = torch.arange(len(values))
         # (rows, rows): column j comes before row i.
@@ -433,6 +434,7 @@ def kl_penalty(batch: Batch, coefficient: float) -> Tensor:
     if batch.reference is None or batch.proximal is None:
         missing = "reference" if batch.reference is None else "proximal"
         raise ConfigError(f"a KL to the reference in the reward needs '{missing}' log-probabilities")
+    # A row of which the reference was not asked has no distance to it.
     mask = batch.mask & batch.is_taught[:, None]
     return coefficient * masked(batch.proximal.double() - batch.reference.double(), mask)
 

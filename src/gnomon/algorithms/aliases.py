@@ -116,6 +116,7 @@ def _clip_rule(sides: str) -> Rule:
                 "of that instead, for example algorithm.surrogate.trust.cap, which is absolute (1 + epsilon_high)"
             )
         # TRL: epsilon is both sides, unless epsilon_high is given.
+        # Either library's name for the upper bound, or ours.
         is_high_given = any(_CLIPS.get(k) == "high" or k == "surrogate.trust.high" for k in table)
         wanted = ["low"] if sides == "low high" and is_high_given else sides.split()
         return {f"surrogate.trust.{side}": value for side in wanted}
@@ -135,6 +136,7 @@ def _beta(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Ch
     inner, path = advantage, "advantage.kl"
     if isinstance(advantage, Whitened):
         inner, path = advantage.of, "advantage.of.kl"
+    # The preset has the KL in its reward, so the coefficient belongs there and not to a regularizer.
     if isinstance(inner, Returns | LeaveOneOut) and inner.kl > 0:
         return {path: number}
     estimator = next((_estimator(k, table[k]) for k in _ESTIMATOR_KEYS if k in table), None)
@@ -193,6 +195,7 @@ def _estimator(key: str, value: Any) -> str:
 
 
 def _merge(current: list[Regularizer], new: Regularizer) -> list[Regularizer]:
+    # A regularizer of the same name is replaced; coefficient 0 removes it.
     kept = [r for r in current if r.name != new.name]
     is_off = isinstance(new, Kl | Entropy) and new.coefficient == 0
     return kept if is_off else [*kept, new]

@@ -59,6 +59,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
         return Resolution(_named(spec), _renamed(spec))
     if not isinstance(spec, Mapping):
         raise ConfigError(f"algorithm = {spec!r}: expected the name of a preset, like 'grpo', or a table")
+    # Names of earlier versions first, so that everything below knows the names of today only.
     table, former = former_pieces(dict(spec))
     # Without a preset other libraries' names are not translated: what they mean depends on the preset.
     if "preset" not in table:
@@ -129,6 +130,7 @@ def _put(table: Table, key: str, value: Any, path: str) -> None:
 
 def _named(name: str) -> Algorithm:
     if ":" not in name:
+        # Case, hyphens and underscores do not matter.
         known = {canonical(preset): preset for preset in NAMED}
         if canonical(name) not in known:
             raise ConfigError(f"{unknown('algorithm', name.lower(), NAMED)}; or your own as 'path.py:NAME'")
@@ -185,6 +187,7 @@ def _change(piece: Any, table: Mapping[str, Any], path: str) -> Any:
     _refuse_unknown(table, {f.name for f in fields(piece)}, path)
     hints = get_type_hints(type(piece))
     there = {f.name: getattr(piece, f.name) for f in fields(piece)}
+    # Only what the table names is changed; the rest of the piece stays.
     values = {k: _value(hints[k], there[k], value, f"{path}.{k}") for k, value in table.items()}
     return _checked(lambda: replace(piece, **values), path)
 
@@ -234,6 +237,7 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
             raise ConfigError(f"{path}: '{key}' is no place in a list; write the whole list, [{{{key} = ...}}]")
         if int(key) >= len(changed):
             raise ConfigError(f"{path}.{key}: there are {len(changed)}, counted from 0; or give the whole list")
+        # A table with numbers as keys changes single entries of a list.
         changed[int(key)] = _value(hint, changed[int(key)], inner, f"{path}.{key}")
     return tuple(changed)
 

@@ -416,6 +416,7 @@ def _measure(weight: Tensor, factor: Tensor, view: LossInputs) -> Metrics:
     mask = view.batch.mask
     if not bool(mask.any()):
         return Metrics()
+    # The effective size of the factors as they are used, so a filter lowers it.
     used = factor[mask].double()
     size = EffectiveSize(len(used), float(used.sum()), float(used.square().sum()), 0.0)
     return Metrics.of(

@@ -110,6 +110,7 @@ def piece_text(cls: type) -> PieceText:
     for f in fields(cls):
         default = f.default_factory() if f.default_factory is not MISSING else f.default
         said[f.name] = FieldText(kind_of(hints[f.name]), None if default is MISSING else spelled(default))
+    # A piece may fit in several places, such as an advantage inside another one.
     places = tuple(place for place, pieces in slots().items() if cls in pieces.values())
     return PieceText(cls.__name__, places, inspect.getdoc(cls) or "", said)
 

@@ -53,6 +53,7 @@ def make_batch(
     ([[True, True], [False, False]], [True, False])
     """
     rows, width = len(rewards), max((len(row) for row in mask), default=0)
+    # A row without a grade keeps its tokens, and trains none of them.
     graded = torch.tensor([r is not None for r in rewards], dtype=torch.bool)
     lengths = 1 + torch.tensor([len(row) for row in mask], dtype=torch.long)
     types = dict.fromkeys(_WHOLE_NUMBERS, torch.long)
@@ -85,10 +86,12 @@ def loss_and_gradient(
             whole distributions, where the algorithm reads one, -current / 3, so that their gradients count too.
     """
     weighed = algorithm.weigh(minibatch)
+    # Of the whole step, before any cut, as the learner computes them.
     statistics = algorithm.statistics(current, weighed, -current / 2)
     total, gradient = 0.0, torch.zeros_like(current)
     for rows in [range(len(weighed))] if cuts is None else cuts:
         where = torch.tensor(list(rows), dtype=torch.long)
+        # A leaf of its own for each cut: gradients of cuts are summed by hand.
         leaf = current.detach()[where].requires_grad_()
         loss = algorithm.loss(leaf, -leaf / 2, weighed.rows(where), statistics, -leaf / 3)
         (slope,) = torch.autograd.grad(loss.total, leaf)
@@ -246,6 +249,7 @@ class _Trial:
 
 def _try_advantage(trial: _Trial) -> None:
     piece, batch = trial.piece, _batch(trial.algorithm)
+    # Properties are called like functions, as they may raise or be of another type.
     needs = trial.call(lambda: piece.needs, prefix="needs ")
     if not isinstance(needs, frozenset) or needs - NEEDS:
         trial.fail(f"needs {needs!r}", f"return a frozenset of {', '.join(sorted(NEEDS))}")
@@ -280,6 +284,7 @@ def _try_rewards(trial: _Trial, batch: Batch, advantages: Tensor) -> None:
     # A piece that draws random numbers gives other rows other numbers.
     if any(trial.draws) or not getattr(trial.piece, "reads_rewards", True):
         return
+    # Every reward is turned round: 1 becomes 0.
     several = None if batch.component_rewards is None else 1 - batch.component_rewards
     other = batch.with_fields(rewards=1 - batch.rewards, component_rewards=several)
     found = masked(_estimated(trial, other)[0], batch.mask)
@@ -326,6 +331,7 @@ def _try_viewed(trial: _Trial) -> None:
     batch = _weighed(trial)
     if trial.slot == "Regularizer":
         _try_weights(trial, batch)
+    # Of both policies together: a surrogate may have slope 0 in one of them.
     slope = 0.0
     # With policies that differ, and with one policy for all: ratios of 1 show divisions by zero.
     for is_moved in (True, False):
@@ -389,6 +395,7 @@ def _try_cuts(trial: _Trial, view: LossInputs, whole: Tensor) -> None:
     for rows in _CUTS:
         where = torch.tensor(rows)
         cut = view.batch.rows(where)
+        # The same numbers as in the whole batch, so any difference comes from the rows beside.
         policies = view.current[where], view.entropy[where], view.proximal[where]
         part = _seen(trial.algorithm, policies, cut, view.statistics)
         _compare(trial, masked(trial.pair(part).detach(), cut.mask), masked(whole.detach(), view.batch.mask)[where],
@@ -430,6 +437,7 @@ def _try_trust(trial: _Trial) -> None:
 
 
 def _try_lambda(trial: _Trial) -> None:
+    # 0: a response without trained tokens.
     lengths = torch.tensor([1, 2, 5, 100, 0])
     found = trial.checked(trial.call(trial.piece, lengths), lengths.shape).detach()
     if not bool(((found >= 0) & (found <= 1)).all()):

@@ -205,6 +205,7 @@ class CovarianceKl(_Weighted):
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metrics are without the coefficient."""
         listed, own = covariances(view, self.name)
+        # Of the whole step, so that a cut holds back the same tokens.
         held = own > threshold(listed, len(listed) - max(int(self.share * len(listed)), 1))
         distance = torch.where(held, view.log_ratio.abs(), 0.0)
         measured = {
@@ -272,6 +273,7 @@ class GivenNll(_Weighted):
 
     def weights(self, batch: Batch, default: Tensor) -> Tensor:
         """Return one over the number of tokens of given responses, on these tokens."""
+        # Weights of their own: a mean over these tokens alone, whatever the policy loss counts.
         tokens = batch.mask & batch.is_given[:, None] & (self.coefficient > 0)
         return tokens.to(default.dtype) / max(int(tokens.sum()), 1)
 
@@ -307,6 +309,7 @@ class SelfImitation(_Weighted):
         batch = view.batch
         if batch.values is None or batch.returns is None:
             raise ConfigError("SelfImitation needs a critic's values and returns; give the algorithm Gae and a critic")
+        # In rewards, without a gradient: it weighs the likelihood and is not trained by it.
         surplus = masked(batch.returns - batch.values, batch.mask).clamp(min=0.0).detach()
         term = -surplus * masked(view.current, batch.mask)
         return self.coefficient * term, Metrics.of({"loss/surplus_mean_rewards": average(surplus, batch.mask)})

@@ -173,6 +173,7 @@ class BalancedSurrogate:
         ratio, advantage = (statistics.values(name) for name in ("balance_ratio", "balance_advantage"))
         # Over the tokens of the whole step, so every micro-batch finds the same band.
         up, down = advantage > 0, advantage < 0
+        # Low first, then high, as in the paper's code: each only moves while the share is short.
         low, high = self.low, self.high
 
         def is_short() -> bool:
@@ -413,6 +414,7 @@ class PreferenceLoss:
 
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the loss of each token, how many pairs are in order, and their margin."""
+        # +1 for the chosen answer's tokens, -1 for the other's, 0 where both earned the same.
         mask, side = view.batch.mask, view.advantages.sign()
         share, group = view.statistics.values("pair_margin"), view.statistics.values("pair_group")
         most = 1 + max(view.batch.group.tolist(), default=-1)
@@ -486,6 +488,7 @@ class ProspectLoss:
         # The aggregation divides by all rows; the mean is over labelled ones.
         weight = weight * labelled * rows / max(count, 1.0)
         loss = weight * (1 - torch.sigmoid(side * self.beta * (view.log_ratio - kl)))
+        # Each labelled row weighs 1 in the means below.
         share = (mask * labelled).double() / mask.sum(1, keepdim=True).clamp(min=1)
 
         def mean(chosen: Tensor) -> Mean:

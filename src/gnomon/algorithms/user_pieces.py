@@ -43,6 +43,7 @@ def load_object(reference: str) -> Any:
     if place.partition(".")[0] != "gnomon":
         check_allowed(reference)
     module = _load_file(Path(place), reference) if place.endswith(".py") else _load_module(place, reference)
+    # NAME may have dots: a class's attribute.
     found: Any = module
     for part in name.split("."):
         # A number or a text has no names below it, and no ``__dict__``.

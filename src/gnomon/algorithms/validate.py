@@ -91,6 +91,7 @@ def _working(refusal: Refusal, algorithm: Composition, rules: Rules) -> Iterator
     if alone:
         yield from alone
         return
+    # Some mistakes need two changes at once.
     for first, altered in after:
         for second in (c for r in rules(altered) if r.reason != refusal.reason for c in r.candidates):
             if second.path != first.path and len(rules(changed(altered, second))) < wrong:
@@ -106,6 +107,7 @@ def changed(algorithm: Composition, change: Fix) -> Composition:
     return altered
 
 
+# Replaces one value of a nested piece; a number in the path is a place in a tuple.
 def _within(piece: Any, path: str, value: Any) -> Any:
     if not path:
         return value
@@ -131,6 +133,7 @@ def remarks(algorithm: Composition) -> tuple[str, ...]:
 def _bounds(algorithm: Composition) -> Iterator[str]:
     surrogate, updates = algorithm.surrogate, algorithm.updates
     is_free = isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, Unbounded)
+    # Something else than the bound keeps the policy near.
     is_held = any(isinstance(r, CovarianceKl) for r in algorithm.regularizers)
     is_held |= isinstance(algorithm.correction, DivergenceMask | SecondMomentMask)
     if is_free and updates.total > 1 and not is_held:
@@ -241,6 +244,7 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
             "would be taught",
             Fix("num_generations", 2),
         )
+    # Metrics and weights of regularizers are kept by name, so a name stands for one of them.
     repeated = [name for name, n in Counter(r.name for r in algorithm.regularizers).items() if n > 1]
     if repeated:
         first = {r.name: r for r in reversed(algorithm.regularizers)}
@@ -280,12 +284,14 @@ def _scaled_twice(place: str, advantage: Whitened | Normalized) -> Iterator[Refu
     if over != "length" and isinstance(inner, Scaled | ConstantAdvantage):
         lost = "a factor inside it has no effect" if isinstance(inner, Scaled) else "equal numbers become 0"
         factor, outside = 1.0, advantage.of
+        # A factor moves outside the normal form, where it has an effect again.
         while isinstance(outside, Scaled):
             factor, outside = factor * outside.factor, outside.of
         outside = Scaled(replace(advantage, of=outside), factor) if isinstance(inner, Scaled) else inner
         yield _refuse(f"{name} divides by a deviation, so {lost}", Fix(place, outside))
     inner_over = inner.over if isinstance(inner, Normalized) else "tokens"
     if isinstance(inner, Whitened | Normalized) and over == inner_over:
+        # The innermost advantage that is not scaled over the same responses.
         bare = inner.of
         while isinstance(bare, Whitened | Normalized) and getattr(bare, "over", "tokens") == over:
             bare = bare.of
@@ -312,6 +318,7 @@ def _ratio(algorithm: Composition) -> Iterator[Refusal]:
             _SEQUENCE_MEAN,
             _TOKEN_LEVEL,
         )
+    # A filter leaves tokens out and weighs none, so it counts nothing twice.
     is_filter = getattr(algorithm.correction, "is_filter", False)
     if ratio.anchor == "behavior" and algorithm.correction is not None and not is_filter:
         yield _refuse(
@@ -423,6 +430,7 @@ def _preference(algorithm: Composition) -> Iterator[Refusal]:
             f"{name} compares log-ratios of whole responses to the reference",
             Fix("ratio", Ratio("reference", "sequence_product", inf)),
         )
+    # Sampled answers make pairs too, and then several updates or left-out rows would take a pair apart.
     usual = (_SEQUENCE_MEAN, Fix("num_generations", 2))
     sampled = (Fix("updates", Updates()), _NO_CORRECTION, Fix("mask_truncated", False), Fix("demonstrated", False))
     for fix in usual if algorithm.is_supervised else (*usual, *sampled):
@@ -479,6 +487,7 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
         )
     if algorithm.reference.prompt and algorithm.ratio.anchor == "reference":
         yield _refuse("a ratio to the reference compares answers to one question", Fix("reference.prompt", ""))
+    # Drift is measured from the proximal policy, which must be the one that the step began with.
     measures_drift = isinstance(algorithm.tracker, TrackerConfig) and algorithm.tracker.drift != "constant"
     if algorithm.proximal is not None and measures_drift:
         yield _refuse(
@@ -577,6 +586,7 @@ def _data(algorithm: Composition) -> Iterator[Refusal]:
     )
     left += ("critic",) if algorithm.ranks_pairs else ()
     fixed = (fix for fix in _SUPERVISED if fix.path not in left)
+    # Each field that is not at its only sensible value is one mistake, and all are told in one sentence.
     others = [fix for fix in fixed if getattr(algorithm, fix.path) != fix.value]
     if algorithm.is_supervised and others:
         named = _PAIRED.get(algorithm.samples, "sft")

@@ -464,13 +464,8 @@ def _is_of(verb: str, spec: Any) -> bool:
 
 
 def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loaded:
-    try:
-        # A copy: the caller's table must not change below.
-        whole: dict[str, Any] = as_json(table)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
-        ) from error
+    # A copy: the caller's table must not change below.
+    whole: dict[str, Any] = as_json(table)
     foreign, notes = translated(taken_out(whole))
     # A foreign name of an algorithm, beside a table of changes, is that table's preset.
     if isinstance(whole.get("algorithm"), dict):
@@ -693,6 +688,7 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
         notes += drop_other_kind(whole, key, value) if key in _KINDS else []
         if key == "task":
             whole.pop("task", None)
+        # A word such as "auto" stands for several settings of the section; what else is said of it stays.
         if key == "cluster" and isinstance(value, str):
             for name, said in ClusterConfig.named(value).items():
                 set_path(whole, f"cluster.{name}", said)
@@ -731,6 +727,7 @@ def _work_out(whole: dict[str, Any]) -> list[str]:
         prompts = _count(whole, "prompts_per_step")
         whole["rollouts_per_step"] = prompts * algorithm.num_generations
         notes.append(f"prompts_per_step = {prompts} is rollouts_per_step = {whole['rollouts_per_step']}")
+    # verl counts prompts in an update, gnomon minibatches in a pass.
     if "ppo_mini_batch_size" in whole:
         prompts = _count(whole, "ppo_mini_batch_size")
         rollouts = whole.get("rollouts_per_step", Experiment.rollouts_per_step)

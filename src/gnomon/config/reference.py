@@ -258,6 +258,7 @@ def as_names() -> str:
     for setting in settings():
         bounds.setdefault(setting.key, {}).setdefault(setting.kind, setting.bound)
     for place, fitting in slots().items():
+        # The one place of an algorithm that is a list.
         within = place.replace("regularizers", "regularizers.N")
         for name, piece in fitting.items():
             for f in fields(piece):

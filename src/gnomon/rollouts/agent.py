@@ -117,6 +117,7 @@ class PolicyTemplates:
         if request.messages[0].role == "text":
             return (*self.tokenizer.begin, *self.tokenizer.encode_plain("".join(m.text for m in request.messages)))
         schemas = json.dumps(request.tools)
+        # One renderer for each set of tools: agents mostly send the same tools with each call.
         if schemas not in self._renderers:
             if len(self._renderers) > 64:
                 self._renderers.clear()
@@ -373,6 +374,7 @@ class AgentSession:
         text = request.messages[0].text
         if request.messages[0].role != "text":
             return request
+        # Clients of plain text send everything again, so what was said is a prefix of the new text.
         known = [each for segment in self.segments for each in segment.plain if text.startswith(each[0])]
         if not known:
             return request
@@ -383,6 +385,7 @@ class AgentSession:
     def _found(self, request: ChatRequest) -> tuple[AgentSegment, SegmentMark] | None:
         """Return the longest beginning of the messages that was said, by its segment and its last answer."""
         asked = [message.identity for message in request.messages]
+        # Most messages first; of equals one whose tip is free, which can be extended without a new segment.
         best: tuple[int, bool, AgentSegment, SegmentMark] | None = None
         for segment in self.segments:
             if segment.tools != request.tools:
@@ -441,6 +444,7 @@ class AgentSession:
         Raises:
             ApiError: None; an agent may shorten what it says and call again.
         """
+        # The completion budget is of the whole segment: all that follows its first prompt.
         most = self._sampling.max_completion_length
         left, limit = most + len(segment.path.prompt) - len(before), f"sampling.max_completion_length = {most}"
         context = self._policy.templates.tokenizer.context_length
@@ -632,6 +636,7 @@ class AgentRollout:
         """
         lost: list[str] = []
         while len(lost) < TRIES:
+            # A fresh session for each try: what a lost process had said is not trained on.
             session = AgentSession(self, key, sampling)
             try:
                 return await self._play(task, session, is_alone=bool(lost))
@@ -663,6 +668,7 @@ class AgentRollout:
             cause = session.cause or cause or "it never had an answer of the policy"
             path.error, path.ending = f"agent: {cause}", Ending(0, "fault" if by == "done" else by, cause)
             return path
+        # A limit that ended the rollout names the end, whatever the agent returned after it.
         if session.ended_by is not None:
             by, cause = session.ended_by, session.cause
         elif by == "done" and session.is_cut:

@@ -299,6 +299,7 @@ def _read_chat(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest
             raise ApiError("unsupported_parameter", f"a tool of type {_short(tool.get('type'))}; there are functions")
         _need(function, Mapping, "a tool's function")
         tools.append(_tool(function.get("name"), function.get("description"), function.get("parameters")))
+    # The older and the newer name of one limit.
     name = "max_tokens" if body.get("max_tokens") is not None else "max_completion_tokens"
     messages = _need(body.get("messages"), list, "messages")
     return ChatRequest(
@@ -358,6 +359,7 @@ def _chat_message(message: Any) -> ChatMessage:
     role = _need(message, Mapping, "a message").get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError("invalid_request", f"a message has the role {_short(role)}, which is none of {list(_ROLES)}")
+    # Fields that clients send back from an answer, and that change nothing in the template.
     known = {"assistant": ("tool_calls", "annotations", "parsed"), "tool": ("tool_call_id", "name")}.get(str(role), ())
     for key, value in message.items():
         if key not in ("role", "content", *known) and value:
@@ -394,6 +396,7 @@ def _chat_head(request: ChatRequest, answer: ChatAnswer, kind: str) -> dict[str,
 
 
 def _write_chat(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    # OpenAI's content is null where there are tool calls alone.
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     if answer.calls:
         message["tool_calls"] = _chat_calls(answer)

@@ -102,6 +102,7 @@ class Trajectory:
 
         ``conversation``, its messages; ``environment_reward``; ``turns``; ``ended_by``.
         """
+        # All segments in order: rewards see the whole conversation.
         said = [message for path in (self, *self.further) for message in path.said]
         answers = [message["content"] for message in said if message["role"] == "assistant"]
         answers += [] if self.answer is None else [self.answer]
@@ -144,6 +145,7 @@ class Trajectory:
         # A row of a batch has at least one token; this one is masked.
         if not self.tokens:
             self.add_reply([0], ())
+        # A rollout without an answer has the weights of its time.
         versions = [(c.oldest_version, c.newest_version) for _, c in self.completions] or [(self.version, self.version)]
         return Rollout(
             task_id=task.id,

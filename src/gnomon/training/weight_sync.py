@@ -401,17 +401,20 @@ class DecomposedMismatch:
     async def _parts_at_two(self, probe: Batch) -> dict[str, Tensor]:
         """Return the parts at the sampler's temperature, and what the learner's own differs by from them."""
         drawn = probe.with_fields(temperature=self.sampled_at, proximal=None)
-        own = probe.proximal if self._is_known(probe) else await self.learner.logprobs(probe)
-        assert own is not None, "a known proximal policy was scored"
+        own = await self._own(probe)
         at_sampler = await self.learner.logprobs(drawn)
         return {**await self._parts(drawn), "learner_temperature": at_sampler - own}
 
     def _is_known(self, batch: Batch) -> bool:
         return batch.proximal is not None and not self.is_averaged
 
+    async def _own(self, probe: Batch) -> Tensor:
+        """Return the learner's own log-probabilities, from the batch where it was scored with these weights."""
+        known = None if self.is_averaged else probe.proximal
+        return await self.learner.logprobs(probe) if known is None else known
+
     async def _parts(self, probe: Batch) -> dict[str, Tensor]:
-        own = probe.proximal if self._is_known(probe) else await self.learner.logprobs(probe)
-        assert own is not None, "a known proximal policy was scored"
+        own = await self._own(probe)
         # Each stays equal to the line below it, and its part 0, where the two cannot differ.
         sent, plain, engine = own, own, probe.full_behavior
         if self.transform is not None:
