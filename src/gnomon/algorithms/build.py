@@ -281,8 +281,8 @@ def _plain(value: Any, name: Callable[[Any], str]) -> Any:
             inner = getattr(value, f.name)
             if inner is not None:
                 table[f.name] = _plain(inner, name)
-            # Left out, it would come back as its default.
             elif f.default is not None:
+                # Left out, it would come back as its default.
                 table[f.name] = "none"
         return table
     return [_plain(v, name) for v in value] if isinstance(value, tuple) else value

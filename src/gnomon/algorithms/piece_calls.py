@@ -64,8 +64,8 @@ def ask(slot: str, piece: Any, like: Tensor, *given: Any) -> Any:
         wrong = _fault(slot, found, like)
     except Misbehaved as error:
         wrong = str(error).removeprefix("a call ")
-    # Errors with a message of their own, and those that are not the piece's fault.
     except (GnomonError, KeyboardInterrupt, SystemExit, MemoryError, torch.OutOfMemoryError):
+        # Errors with a message of their own, and those that are not the piece's fault.
         raise
     except BaseException as error:
         raise LearnerError(_said(slot, piece, f"raised {cause_of(error)}")) from error

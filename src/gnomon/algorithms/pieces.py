@@ -113,8 +113,8 @@ def leaf(hint: Any, value: Any, path: str) -> Any:
             if isinstance(value, str) and all(isinstance(o, str) for o in options):
                 raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
             expected.append(f"one of {', '.join(map(repr, options))}")
-        # bool is a subclass of int, so types are compared and not `isinstance`.
         elif member is float and type(value) in (int, float) and _is_float(value):
+            # bool is a subclass of int, so types are compared and not `isinstance`.
             return float(value)
         elif member in (bool, int, str) and type(value) is member:
             return value

@@ -432,6 +432,7 @@ SCALERL = replace(
     keep=Informative(),
 )
 
+# The algorithms above, in their order: each can be tried on a recorded batch of log-probabilities.
 PRESETS: Mapping[str, Algorithm] = {
     preset.name: preset for preset in list(globals().values()) if isinstance(preset, Algorithm)
 }

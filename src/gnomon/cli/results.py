@@ -140,8 +140,8 @@ def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
     try:
         found = compare(read_answered(log.path(before.step)), read_answered(log.path(after.step)))
         return f"{name}: {found.words}"
-    # Responses may not be recorded: then the unpaired intervals decide, which is more cautious.
     except UserError:
+        # Responses may not be recorded: then the unpaired intervals decide, which is more cautious.
         low, high = before.headline, after.headline
         is_told = high.low > low.high or high.high < low.low
         said = "do not overlap, so this is beyond noise" if is_told else "overlap, so this could be noise"

@@ -75,8 +75,8 @@ class Doctor:
                 missing = [name for name in history.asked if not history.has(name)]
                 if not history.asked:
                     found[rule.name] = "settings of the run"
-                # Everything is missing, or what the rule looks at first.
                 elif len(missing) == len(history.asked) or missing[:1] == history.asked[:1]:
+                    # Everything is missing, or what the rule looks at first.
                     found[rule.name] = missing[0]
         return found
 

@@ -261,12 +261,28 @@ def _text(content: Any, what: str, kinds: Sequence[str] = ("text",)) -> str:
     return "".join(texts)
 
 
-def _tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": _need(name, str, "a tool's name")}
-    if description is not None:
-        function["description"] = _need(description, str, "a tool's description")
-    function["parameters"] = _need(parameters or {"type": "object", "properties": {}}, dict, "a tool's parameters")
-    return {"type": "function", "function": function}
+def _tools(body: Mapping[str, Any], kind: str, parameters: str, inside: str = "") -> tuple[dict[str, Any], ...]:
+    """Return the tools of a request as JSON schemas in OpenAI's form.
+
+    Args:
+        kind: The only type that is understood.
+        parameters: The key of the parameters' schema.
+        inside: The key of the object that describes a tool; "" for the tool itself.
+    """
+    found = []
+    for tool in _need(body.get("tools") or [], list, "tools"):
+        # Anthropic's clients leave the type of a user's own tool out.
+        usual = kind if kind == "custom" else None
+        if (said := _need(tool, Mapping, "a tool").get("type", usual)) != kind:
+            raise ApiError("unsupported_parameter", f"a tool of type {_short(said)}; only {kind} is understood")
+        given = _need(tool.get(inside), Mapping, f"a tool's {inside}") if inside else tool
+        function: dict[str, Any] = {"name": _need(given.get("name"), str, "a tool's name")}
+        if given.get("description") is not None:
+            function["description"] = _need(given["description"], str, "a tool's description")
+        schema = given.get(parameters) or {"type": "object", "properties": {}}
+        function["parameters"] = _need(schema, dict, "a tool's parameters")
+        found.append({"type": "function", "function": function})
+    return tuple(found)
 
 
 def _arguments(value: Any) -> str:
@@ -292,19 +308,12 @@ def _read_chat(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRequest
     _check_sampling(body, sampling, _CHAT)
     if body.get("max_tokens") is not None and body.get("max_completion_tokens") is not None:
         raise ApiError("invalid_request", "max_tokens and max_completion_tokens are one limit; leave one out")
-    tools = []
-    for tool in _need(body.get("tools") or [], list, "tools"):
-        function = _need(tool, Mapping, "a tool").get("function")
-        if tool.get("type") != "function":
-            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool.get('type'))}; there are functions")
-        _need(function, Mapping, "a tool's function")
-        tools.append(_tool(function.get("name"), function.get("description"), function.get("parameters")))
     # The older and the newer name of one limit.
     name = "max_tokens" if body.get("max_tokens") is not None else "max_completion_tokens"
     messages = _need(body.get("messages"), list, "messages")
     return ChatRequest(
         messages=_checked(tuple(_chat_message(message) for message in messages)),
-        tools=tuple(tools),
+        tools=_tools(body, "function", "parameters", inside="function"),
         reads_calls=body.get("tool_choice") != "none",
         max_tokens=_limit(body.get(name), name),
         stop=_stops(body.get("stop")),
@@ -482,11 +491,6 @@ def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRe
     _check_sampling(body, sampling, _RESPONSES)
     text = _need(body.get("text") or {}, Mapping, "text")
     _check_sampling(text, sampling, {"format": (), "verbosity": ("medium",)})
-    tools = []
-    for tool in _need(body.get("tools") or [], list, "tools"):
-        if _need(tool, Mapping, "a tool").get("type") != "function":
-            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool.get('type'))}; there are functions")
-        tools.append(_tool(tool.get("name"), tool.get("description"), tool.get("parameters")))
     given, told = body.get("input"), _need(body.get("instructions") or "", str, "instructions")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _need(given, list, "input")
     messages = [ChatMessage("system", told)] if told else []
@@ -500,7 +504,7 @@ def _read_responses(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatRe
         messages.append(message)
     return ChatRequest(
         messages=_checked(tuple(messages)),
-        tools=tuple(tools),
+        tools=_tools(body, "function", "parameters"),
         reads_calls=body.get("tool_choice") != "none",
         max_tokens=_limit(body.get("max_output_tokens"), "max_output_tokens"),
         grammar=_grammar(text.get("format"), "text.format"),
@@ -602,16 +606,11 @@ def _read_messages(body: Mapping[str, Any], sampling: SamplingConfig) -> ChatReq
     _check_sampling(body, sampling, _MESSAGES)
     form = _need(body.get("output_config") or {}, Mapping, "output_config")
     _check_sampling(form, sampling, {"format": ()})
-    tools = []
-    for tool in _need(body.get("tools") or [], list, "tools"):
-        if _need(tool, Mapping, "a tool").get("type", "custom") != "custom":
-            raise ApiError("unsupported_parameter", f"a tool of type {_short(tool['type'])}; there are your own")
-        tools.append(_tool(tool.get("name"), tool.get("description"), tool.get("input_schema")))
     system = _text(body.get("system"), "system")
     messages = [part for m in _need(body.get("messages"), list, "messages") for part in _blocks(m)]
     return ChatRequest(
         messages=_checked((*((ChatMessage("system", system),) if system else ()), *messages)),
-        tools=tuple(tools),
+        tools=_tools(body, "custom", "input_schema"),
         reads_calls=body.get("tool_choice") != {"type": "none"},
         max_tokens=_limit(_need(body.get("max_tokens"), int, "max_tokens"), "max_tokens"),
         grammar=_grammar(form.get("format"), "output_config.format"),

@@ -198,9 +198,9 @@ class EnvWorkers:
             finally:
                 if is_over and env_worker.is_sound:
                     self._idle.append(worker)
-                # Not where `blame` has reaped it already. Shielded: a cancelled rollout must not leave its process
-                # behind.
                 elif worker in self._worker_pool.workers:
+                    # Not where `blame` has reaped it already. Shielded: a cancelled rollout must not leave its process
+                    # behind.
                     await asyncio.shield(self._reap(worker))
 
     @contextlib.asynccontextmanager

@@ -158,8 +158,8 @@ def train_experiment(
             data = replace(data, judged=JudgeCache(directory.judged))
             session = TrainingContext(resolved, data, chosen, directory, console, callbacks, inherited)
             return _run(session, None, stop)
-        # An experiment that cannot be trained leaves no directory behind.
         except UserError:
+            # An experiment that cannot be trained leaves no directory behind.
             directory.discard()
             raise
 
@@ -628,8 +628,8 @@ def _run(session: TrainingContext, found: CheckpointRef | None, stop: StopReques
         except Stopped as stopped:
             said, number = stopped.args
             raise Stopped(f"{said}; go on with: gnomon resume {typed}", number) from stopped
-        # The card then says that the run failed, and how; a run that was killed has no such end.
         except Exception as error:
+            # The card then says that the run failed, and how; a run that was killed has no such end.
             with suppress(OSError):
                 write_end(directory.card, error)
             if isinstance(error, RunError):

@@ -248,7 +248,7 @@ def start_workers(
         return Workers(
             distributed, serve(resolved, model, warn), snapshot_transform(resolved, model), watch=distributed.watch
         )
-    # Also for Ctrl-C: the processes would outlive an error that is raised before anybody owns the learner.
     except BaseException:
+        # Also for Ctrl-C: the processes would outlive an error that is raised before anybody owns the learner.
         distributed.close()
         raise

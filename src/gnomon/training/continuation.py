@@ -490,8 +490,8 @@ class ParentRun:
             ids, contents, prompts = (found[name].numpy().view(np.uint64) for name in ("ids", "contents", "prompts"))
             if ids.ndim == 1 and ids.shape == contents.shape == prompts.shape:
                 return PromptKeys(ids, contents, prompts)
-        # Unreadable or of an earlier version: the keys are computed again, if the questions are still the same.
         except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+            # Unreadable or of an earlier version: the keys are computed again, if the questions are still the same.
             pass
         tasks = questions(self.begun).split.train
         if dataset_fingerprint(tasks) != questions_of(directory.card):

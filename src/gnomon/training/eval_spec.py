@@ -164,8 +164,8 @@ class EvalSpec:
                 table.pop("rewards", None)
             elif not table.get("rewards"):
                 table["rewards"] = _judges(begun)
-        # An experiment needs a task, though only its evaluation sets are asked.
         elif "task" not in table:
+            # An experiment needs a task, though only its evaluation sets are asked.
             asked_first = self._sets[0].get("task") if isinstance(self._sets[0], Mapping) else self._sets[0]
             table["task"] = (
                 to_table(named(asked_first)) if isinstance(asked_first, str) else asked_first or "arithmetic"

@@ -330,8 +330,8 @@ def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, An
             yield key, _written(value, "algorithm")
         elif is_dataclass(value) and not isinstance(value, type):
             yield key, to_table(value)
-        # These tables are handed on whole: their keys depend on a kind or a preset, or are the user's own.
         elif isinstance(value, Mapping) and value and key not in ("task", "algorithm", "chat_template_kwargs"):
+            # These tables are handed on whole: their keys depend on a kind or a preset, or are the user's own.
             yield from _flat(value, key)
         else:
             yield key, _plain(key, value)

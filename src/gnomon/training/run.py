@@ -193,33 +193,22 @@ class Run:
         """Return whether it was asked to stop in time to be saved; what comes later is seen after the first step."""
         # A resumed run may be past value pre-training, or in the middle of it; ``phase.save`` writes its own
         # checkpoints.
-        phase = (
-            None
-            if self.schedule.pretraining is None or self.schedule.pretraining.is_done
-            else self.schedule.pretraining
-        )
-        first = self.schedule.first
+        phase, first = self.schedule.pretraining, self.schedule.first
+        if phase is not None and phase.is_done:
+            phase = None
         save = partial(self.schedule.save, first, False) if phase is None else partial(phase.save, 0)
         # Initial values cost samples of every prompt, so they are saved at once and never drawn twice.
         is_changed = not self.progress.is_initialized and await self.schedule.initialize()
         if is_changed:
             save()
-        if (
-            # A session that is to stop before its first step leaves the evaluation to the next one, unless no step
-            # follows.
-            self.schedule.evaluate_before
-            and not self.progress.is_evaluated
-            and not (self.is_stopping and self.schedule.steps)
-        ):
+        # A session that is to stop before its first step leaves the evaluation to the next one, unless no step follows.
+        is_postponed = self.is_stopping and self.schedule.steps > 0
+        if self.schedule.evaluate_before and not self.progress.is_evaluated and not is_postponed:
             await self.evaluate(first)
         stops = self.is_stopping
-        if (
-            # Without this checkpoint a run that stops here, or has no steps at all, would leave nothing to resume or
-            # load.
-            (stops or (self.schedule.steps == 0 and phase is None))
-            and not is_changed
-            and not self.progress.is_initialized
-        ):
+        is_end = stops or (self.schedule.steps == 0 and phase is None)
+        # A run that stops here, or has no steps at all, would otherwise leave nothing to resume or load.
+        if is_end and not is_changed and not self.progress.is_initialized:
             save()
         return await self._pretrain(phase, stops) if phase is not None else stops
 
