@@ -167,7 +167,7 @@ class LiveDiagnosis:
                     f"the diagnosis found {finding.rule} ({finding.severity}), which doctor.stop_on names: "
                     f"{finding.summary}. Try: {finding.advice[0]}. To go on all the same: {self.go_on}"
                 )
-        # Whole and at every step: findings also disappear from the list of current ones.
+        # The whole list each time; `CurrentFindings` writes it only when something has changed.
         self.findings.write(self.doctor.findings)
 
     def _is_reason(self, finding: Finding) -> bool:
