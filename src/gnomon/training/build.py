@@ -180,9 +180,8 @@ async def run_training(session: TrainingContext, found: CheckpointRef | None, st
         learner, engine = workers.learner, workers.engine
         stack.callback(learner.close)
         stack.push_async_callback(engine.close)
-        rollouter = await _rollouter(experiment, session.data, engine, grader, stack)
-        stream = _stream(experiment, session.data, chosen, rollouter, engine)
-        budget = BudgetTracker(experiment.budget)
+        rollouter = await _rollouter(experiment, data, engine, grader, stack)
+        stream, budget = _stream(experiment, data, chosen, rollouter, engine), BudgetTracker(experiment.budget)
         # Parts are collected before anything is restored; `_pretraining` and `_weight_sync` add theirs below.
         parts = parts_of(learner, chosen, stream, experiment.seed) | {PART: budget}
         background = stack.enter_context(Background(experiment.checkpoints.asynchronous))
