@@ -295,6 +295,7 @@ class RemoteEngine:
         self._fetched = fetched
         self._look_seconds = look_seconds
         self.actor = actors.actor(place, EngineActor, spec)
+        # Asked at once, so that all engines are built while the learner loads.
         self.opened = self.actor.open.remote()
         self._until = time.monotonic() + STARTING_SECONDS
         self._is_closed = False

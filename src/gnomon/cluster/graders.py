@@ -201,6 +201,7 @@ class Graders:
     async def _graded(self, method: str, message: dict[str, Any]) -> Any:
         """Return a grader's value for a message, or the reason why there is none."""
         try:
+            # As between local processes, so that a sample that cannot travel is refused alike.
             line = codec.encode(message)
         except (TypeError, RecursionError) as error:
             return f"the sample cannot be sent to a grading process: {error}"
@@ -237,6 +238,7 @@ class Graders:
                     break
                 # It was lost and restarted meanwhile; this call's actor is gone.
                 if handle.actor is not actor:
+                    # Another call lost this grader first, and its actor will never answer.
                     raise _Gone(handle.cause or "it was started anew")
                 await self._look(handle)
             return _value(await _answer(asked))

@@ -105,6 +105,7 @@ def _workers(resolved: Resolved, cluster: Cluster, warn: Warn, waiting: Path | N
     spec = EngineSpec(
         partial(engine_there, replace(experiment, device=device)),
         takes_parts=plan.kind == "local",
+        # On one machine all actors compute beside each other.
         threads=max(1, torch.get_num_threads() // len(cluster.places)),
         receives=experiment.cluster.transfer if experiment.cluster.is_broadcasting else "",
         parts=plan.tensor_parallel,

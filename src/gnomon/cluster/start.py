@@ -169,6 +169,7 @@ def join(ray: Any, plan: ClusterConfig, warn: Callable[[str], None]) -> None:
     if why:
         key = "" if auth_token() else ". No key was shown to it"
         raise ConfigError(f"cluster.address = '{plan.address}' cannot be joined: {why}{key}\n{_ADVICE}")
+    # Without a known address before, the key can be checked only once Ray has found the cluster.
     if not found:
         check_key(head_of(ray, plan.address), auth_token(), plan.address)
     if not auth_token():

@@ -85,6 +85,7 @@ def make_own(model: str, plan: EngineConfig, dtype: torch.dtype, device: torch.d
         try:
             with running_user_code(f"making {plan.kind}", 600.0):
                 engine: Any = cls(**dict(zip(CONSTRUCTED_WITH, given, strict=True)), **plan.settings)
+                # `version` and `beats` may be attributes that the constructor sets, so only the object can tell.
                 lacking = [name for name in _PUBLIC if not hasattr(engine, name)]
         except Exception as error:  # whatever a user's class raises
             raise ConfigError(f"{plan.kind} could not be made: {type(error).__name__}: {error}") from error

@@ -470,6 +470,8 @@ class EnginePool:
             member = min(self._alive(), key=lambda member: member.rows)
             try:
                 answer = await member.ask(call, rows)
+                # An answer that cannot be true is treated as a loss: what else the engine says is not to be believed
+                # either.
                 said = fault(member, answer)
                 if said is None:
                     return answer

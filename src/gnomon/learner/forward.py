@@ -490,6 +490,7 @@ class ForwardRunner:
         tokens = values.int()
         with torch.no_grad():
             for index, cut in self.cuts(batch, batch.mask.any(1).nonzero()[:, 0], scorer):
+                # A model may have more logits than tokens, and only tokens are kept.
                 scores = self.score(scorer.keeping(count, self._vocabulary), cut, with_entropy=False)
                 assert scores.top is not None, "what is asked for is kept"
                 logprobs[index, : cut.width] = scores.logprobs.cpu()

@@ -156,6 +156,7 @@ class CriticLearner:
             with self._passes.recording(self._scorer.backbone):
                 self._accumulate(self._cuts(minibatch, rows, settings, begun), settings, losses)
             losses.check()
+            # On a shared trunk this is the policy's optimizer, which steps the trunk's weights and the head together.
             norm = self.optimizer.step(settings.learning_rate)
         except BaseException:
             self.optimizer.drop_gradients()

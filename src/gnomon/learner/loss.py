@@ -137,6 +137,7 @@ class LaggedStatistics:
 
     def advance(self) -> None:
         """End the step: what it measured, if it did, is what the next one reads."""
+        # A step without a trainable token measures nothing, and the one before it counts on.
         self.statistics = self.statistics if self._measured is None else self._measured
         self._measured = None
 

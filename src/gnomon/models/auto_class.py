@@ -36,6 +36,7 @@ def made_by(auto: Any, *given: Any, **settings: Any) -> Any:
         **settings: For it.
     """
     made = auto(*given, **settings)
+    # `from_pretrained` returns its report beside the model, if asked.
     model = made[0] if isinstance(made, tuple) else made
     if reads_images(model):
         language = {

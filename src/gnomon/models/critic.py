@@ -596,6 +596,7 @@ def _from_pretrained(folder: Path, dtype: torch.dtype, trust_remote_code: bool) 
             f"critic.initial: '{folder}' ({type(network).__name__}) has no linear head 'score' with one output, so its "
             "value cannot be read at every token; take a reward model on a causal trunk"
         )
+    # Float32 as `ValueHead`, whatever precision the backbone has.
     network.score.float()
     loaded: nn.Module = network.eval()
     return loaded

@@ -176,6 +176,8 @@ class AlignedDecoder(_TracedDecoder):
     def step(self, tokens: Sequence[int], room: int) -> Tensor:
         """Feed one token a row and return the next logits."""
         positions, mask = self._aligned.before_step(room)
+        # Packed weights for this step alone: a prefill has many rows, and a learner may use the module between
+        # steps.
         with self._packed:
             logits: Tensor = self._forward(
                 torch.tensor(tokens)[:, None],

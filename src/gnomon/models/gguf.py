@@ -68,6 +68,7 @@ class GgufModel:
         window = (
             config.get("sliding_window") if config.get("use_sliding_window", name == "MistralForCausalLM") else None
         )
+        # What llama.cpp's architectures of these names cannot express: each setting with the one value that they have.
         given = {
             "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
             "hidden_act": (config.get("hidden_act", "silu"), "silu"),

@@ -61,6 +61,7 @@ def beginning(network: Any, tokens: int | None = None) -> Any:
     # Only what has a row a token is longer than it shall be.
     kept = {name: own[name][: len(like)].float() for name, like in made.state_dict().items()}
     made.load_state_dict(kept, assign=True)
+    # Its tables are no part of the state, so those made on the meta device have no numbers.
     made.get_decoder().rotary_emb = deepcopy(network.get_decoder().rotary_emb)
     made.tie_weights()
     return made.requires_grad_(False).eval()

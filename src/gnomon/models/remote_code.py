@@ -34,6 +34,7 @@ def revision(model: str) -> str:
         return ""
     # The hub's cache names a snapshot's folder after its commit.
     own = _digest(folder) if folder.is_dir() else f"commit {config.parent.name}"
+    # "OTHER/REPOSITORY--module.Class": an auto_map may name code of another repository.
     others = sorted({name.partition(_ELSEWHERE)[0] for name in named if _ELSEWHERE in name})
     return ", ".join([own, *(f"{other} {_commit(other)}" for other in others)])
 

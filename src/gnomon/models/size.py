@@ -83,6 +83,7 @@ def foreseen_slow(model: Any) -> tuple[str, ...]:
     of one that has more than 33 million weights even so, or that cannot be made: the run's own trial says it then.
     """
     said: dict[str, None] = {}
+    # A dict as an ordered set: the listener adds each sentence once.
     with warnings.catch_warnings(), torch.random.fork_rng([]), notify_slow(said.setdefault):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

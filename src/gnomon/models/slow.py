@@ -57,6 +57,7 @@ def warn_slow(way: str, name: str, **facts: Any) -> None:
         **facts: What the sentence names besides.
     """
     said = _SLOW[way].format(name=name, **facts)
+    # Engine and learner try their models in different threads.
     with _LOCK:
         for listener in tuple(_LISTENERS):
             listener(said)

@@ -158,5 +158,6 @@ def _hugging_face(shape: TinyConfig) -> Any:
         pad_token_id=BYTES + 2,
         **({} if dense else mixture),
     )
+    # As `load_model` asks for it.
     config._attn_implementation = "sdpa"
     return config

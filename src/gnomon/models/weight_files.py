@@ -72,6 +72,7 @@ def _write(
     for file, own in files.items():
         path = folder / file
         path.unlink(missing_ok=True)
+        # The hash is made while the file is written, so it costs no second reading.
         hashes[path] = write_in_order(path, own, spelled, {"format": "pt"})
     if len(files) > 1:
         sizes = {
@@ -136,6 +137,7 @@ def _groups(network: Any, forms: Mapping[str, Tensor]) -> _Groups:
 
 def _is_alone(network: Any, name: str, form: Tensor, whole: Mapping[str, Tensor]) -> bool:
     try:
+        # A weight that is spelled by itself need not wait for its layer: only one is in memory.
         alone = spell(network, {name: form})
     except (RuntimeError, ValueError, LookupError, TypeError):
         return False

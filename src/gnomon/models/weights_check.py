@@ -202,6 +202,7 @@ def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     text = config.get_text_config()
     part = stated.get("text_config") or stated
     read = vars(text).get("rope_parameters") or {}
+    # The same number may stand in three places, of which transformers reads one.
     for table in ("rope_parameters", "rope_scaling", ""):
         for name, value in ((part.get(table) or {}) if table else part).items():
             is_kind = bool(table) and name in ("type", "rope_type") and "rope_type" in read
@@ -267,6 +268,7 @@ def check_files(empty: Any, found: Mapping[str, Header], place: str) -> tuple[st
     """
     whole = frozenset(name for name, tensor in empty.state_dict().items() if not tensor.is_floating_point())
     check_number_kinds(found, whole, place)
+    # Kinds first: a quantized tensor has another shape too, and its dtype is the better message.
     fit, lost = _fit(empty, found)
     if lost:
         raise ModelError(_missing(place, lost, found))
@@ -292,6 +294,7 @@ def check_form(empty: Any, folder: Path, trust_remote_code: bool) -> None:
     from transformers import AutoConfig
     from transformers.core_model_loading import revert_weight_conversion
 
+    # Through files, as a loader of the checkpoint goes.
     again = empty_model(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code), trust_remote_code)
     one, other = ({name: tuple(t.shape) for name, t in model.state_dict().items()} for model in (empty, again))
     if type(again).__name__ != type(empty).__name__ or one != other:

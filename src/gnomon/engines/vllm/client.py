@@ -47,6 +47,7 @@ def check_address(server: str) -> tuple[str, int]:
     parts = urlsplit(server)
     try:
         port = parts.port
+    # `port` raises for what is no number from 0 to 65535.
     except ValueError:
         port = None
     if parts.scheme != "http" or not parts.hostname or port is None:
@@ -127,6 +128,7 @@ class VllmServerEngine:
         self._started = started
         self._draws = draws
         self._latest_reply = 0.0
+        # Until the first reply the server may still be loading its model.
         self._has_replied = False
         self._is_closed = False
 

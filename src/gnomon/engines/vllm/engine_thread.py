@@ -130,6 +130,7 @@ class VllmThread:
         self._count = self._loads = 0
         self._broken: EngineError | None = None
         self._engine: Any = None
+        # The constructor waits for the build, so that its errors reach the caller.
         ready: Future[ContextLimits] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="gnomon-vllm", daemon=True)
         self._thread.start()

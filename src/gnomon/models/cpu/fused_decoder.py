@@ -193,6 +193,7 @@ class GroupedKVCache:
         if self._thins:
             self._thin()
         width, cache = self._width, self._cache
+        # A step writes one column for each lane.
         cache.reserve(width, room * width)
         frame = cache.frame
         begins = [frame.end - n for n in cache.lengths]
@@ -217,6 +218,7 @@ class GroupedKVCache:
         families: dict[int, list[int]] = defaultdict(list)
         for slot, (block, _) in enumerate(self._rows):
             families[block.family].append(slot)
+        # One block of each family: prompt and grown columns are equal in all of them.
         firsts = [self._rows[slots[0]][0] for slots in families.values()]
 
         def cost(width: int) -> float:

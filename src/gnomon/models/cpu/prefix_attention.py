@@ -89,6 +89,7 @@ class PrefixLayout:
     def on(self, device: torch.device, kernel: str = "branches") -> "PrefixLayout":
         """Return the same layout for tensors on ``device`` and for this kernel."""
         is_same = (device, kernel) == (self.device, self.kernel)
+        # What was computed for another device or kernel lies elsewhere.
         return self if is_same else replace(self, device=device, kernel=kernel, _known={})
 
     @property
