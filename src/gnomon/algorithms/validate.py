@@ -107,8 +107,8 @@ def changed(algorithm: Composition, change: Fix) -> Composition:
     return altered
 
 
-# Replaces one value of a nested piece; a number in the path is a place in a tuple.
 def _within(piece: Any, path: str, value: Any) -> Any:
+    """Return a piece with one value of it replaced; a number in the path is a place in a tuple."""
     if not path:
         return value
     name, _, below = path.partition(".")

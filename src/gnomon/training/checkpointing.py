@@ -151,7 +151,7 @@ def restore(parts: Mapping[str, Stateful], found: CheckpointRef) -> None:
         CheckpointError: If it has other parts, or a part does not fit.
     """
     with show_progress(f"reading the states of {found.path.name}"):
-        # Tensors of the learner are read one at a time: all at once would hold the state twice.
+        # Tensors of the learner are read when they are needed: all at once would hold the state twice.
         saved = load(found.path, is_verified=True, lazily=("learner",))
     if saved.keys() != parts.keys():
         missing, unknown = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())

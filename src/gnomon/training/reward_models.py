@@ -228,7 +228,7 @@ def _output(settings: RewardModel, labels: Sequence[str], said: str) -> int:
         raise ConfigError(f"{said} has {len(labels)} labels ({listed}); set label to the one whose score is the reward")
     if settings.label in labels:
         return labels.index(settings.label)
-    # Models without names for their labels call them 0, 1, ...
+    # A label may also be given by its number.
     if settings.label.isdecimal() and int(settings.label) < len(labels):
         return int(settings.label)
     raise ConfigError(f"{said}: {unknown('label', settings.label, labels)}")
