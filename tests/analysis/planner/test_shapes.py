@@ -71,12 +71,19 @@ def test_keys_and_values_are_parted_as_far_as_there_are_heads():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hidden_size": None}, "has no hidden_size, so its shape is not known"),
+        ({"hidden_size": None}, "has no hidden_size above 0, so its shape is not known"),
+        ({"num_attention_heads": 0}, "has no num_attention_heads above 0"),
+        ({"vocab_size": True}, "has no vocab_size above 0"),
+        ({"num_experts": 0, "intermediate_size": None}, "has no intermediate_size above 0"),
+        ({"num_experts_per_tok": 129}, "128 experts, of which num_experts_per_tok = 129"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok = 0"),
+        ({"first_k_dense_replace": 95}, "95 of 94 layers"),
+        ({"text_config": {"hidden_size": 1}}, "has no num_hidden_layers, num_attention_heads, vocab_size"),
         ({"kv_lora_rank": 512}, "has latent attention"),
     ],
 )
 def test_what_cannot_be_reckoned_is_refused(change: dict[str, object], said: str):
-    """A config that lacks a size, or whose attention has another form, is named."""
+    """A config that lacks a size, has one that no model can have, or another form of attention is named."""
     with pytest.raises(ConfigError, match=said):
         from_config(MIXTURE | change, "mine")
 
@@ -87,6 +94,9 @@ def test_an_unknown_model_is_refused_with_the_nearest_name(tmp_path: Path):
         shape_of("qwen3-32")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
+        shape_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="is no table of settings"):
         shape_of(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     assert shape_of(str(tmp_path)).experts == 128

@@ -167,9 +167,12 @@ def shape_of(model: str) -> ModelShape:
     config = Path(model) if Path(model).suffix == ".json" else Path(model) / "config.json"
     if config.is_file():
         try:
-            return from_config(json.loads(config.read_text(encoding="utf-8")), config.parent.name or str(config))
-        except ValueError as error:
+            content = json.loads(config.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{config} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{config} is no table of settings; a model's page on the hub has its config.json")
+        return from_config(content, config.parent.name or str(config))
     if model in TINY_MODELS:
         whole: Any = outline(model)
         return from_config(whole.config.to_dict(), model)
@@ -195,22 +198,32 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape that a Hugging Face config describes.
 
     Raises:
-        ConfigError: If the config lacks a number or has latent attention.
+        ConfigError: If the config lacks a number, has one that no model can have, or has latent attention.
     """
     # A multimodal model has its decoder's numbers in a table of their own.
-    config = config.get("text_config", config)
-    missing = [key for key in _NEEDED if not isinstance(config.get(key), int)]
+    own = config.get("text_config")
+    config = own if isinstance(own, Mapping) else config
+    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
+    inner = _first(config, "intermediate_size")
+    # Without a feed-forward width, a third or more of the weights would be left out of every number.
+    wanted = "moe_intermediate_size" if experts and not inner else "intermediate_size"
+    missing = [key for key in (*_NEEDED, wanted) if not _first(config, key)]
     if missing:
-        raise ConfigError(f"the config of {name} has no {', '.join(missing)}, so its shape is not known")
+        raise ConfigError(f"the config of {name} has no {', '.join(missing)} above 0, so its shape is not known")
     if config.get("kv_lora_rank"):
         raise ConfigError(f"{name} has latent attention (kv_lora_rank), for which the planner has no formulas")
     width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
-    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
-    inner = _first(config, "intermediate_size")
     expert_inner = _first(config, "moe_intermediate_size") or inner
     # Qwen gives the width of the shared experts, DeepSeek their number.
     shared = _first(config, "shared_expert_intermediate_size") or _first(config, "n_shared_experts") * expert_inner
-    dense = _first(config, "first_k_dense_replace") + len(config.get("mlp_only_layers") or ())
+    plain = config.get("mlp_only_layers")
+    dense = _first(config, "first_k_dense_replace") + (len(plain) if isinstance(plain, list) else 0)
+    chosen = _first(config, "num_experts_per_tok")
+    if experts and not (chosen in range(1, experts + 1) and dense <= layers):
+        raise ConfigError(
+            f"the config of {name} has {experts} experts, of which num_experts_per_tok = {chosen} answer a token, and "
+            f"{dense} of {layers} layers without any: no model has these numbers"
+        )
     return ModelShape(
         name=name,
         width=width,
@@ -222,7 +235,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         vocabulary=config["vocab_size"],
         is_tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        chosen=_first(config, "num_experts_per_tok") if experts else 0,
+        chosen=chosen if experts else 0,
         expert_inner=expert_inner if experts else 0,
         shared_inner=shared if experts else 0,
         dense_layers=dense if experts else 0,
@@ -230,5 +243,5 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _first(config: Mapping[str, Any], *keys: str) -> int:
-    """Return the first of these keys' integers, or 0."""
-    return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+    """Return the first of these keys' integers above 0, or 0."""
+    return next((found for key in keys if type(found := config.get(key)) is int and found > 0), 0)
