@@ -87,6 +87,7 @@ test-full: lint peers vllm ## the same with the slow tests, other implementation
 	@export HYPOTHESIS_PROFILE=full; $(PYTEST)
 	@echo "[test] against verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers tests/rollouts/test_verifiers_tasksets.py tests/rollouts/test_agent_libraries.py tests/tasks/test_game_envs.py
+	@$(PEERS)/bin/python -m pytest tests/rewards/test_code_tasks.py -k human_eval
 	@PYTHONPATH=$(PEERS)/verifiers-0.1.9 $(PEERS)/bin/python -m pytest tests/tasks/test_verifiers_env.py
 	@PYTHONPATH=$(PEERS)/openenv $(PEERS)/bin/python -m pytest tests/tasks/test_game_envs.py -k openenv
 	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"

@@ -50,6 +50,11 @@ class HfNames:
         return any("experts" in name.split(".") for name in self.shapes)
 
     @property
+    def architecture(self) -> str:
+        """Name of the model's class in transformers."""
+        return type(self._empty).__name__
+
+    @property
     def reads_images(self) -> bool:
         """Whether the model takes images beside text."""
         return reads_images(self._empty)

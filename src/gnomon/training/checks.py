@@ -53,14 +53,17 @@ def check_serving(resolved: Resolved) -> None:
         return
     if plan.draws == "vllm":
         _check_native(experiment.sampling, experiment.evaluation)
-    from gnomon.engines.vllm.engine import check_served, check_vllm
+    from gnomon.engines.vllm.engine import check_served, check_shared_process, check_vllm
 
     is_actor = experiment.cluster.kind != "none"
     # The machines of a cluster that is joined have an interpreter of their own, which is asked there.
     if not (is_actor and experiment.cluster.address and plan.python):
         check_vllm(plan, is_actor)
         if plan.server in ("", "start"):
-            check_served(experiment.model, HfNames(experiment.model, experiment.trust_remote_code), plan.python)
+            spelling = HfNames(experiment.model, experiment.trust_remote_code)
+            check_served(experiment.model, spelling, plan.python)
+            if plan.server == "" and not is_actor and plan.tensor_parallel == 1:
+                check_shared_process(experiment.model, spelling)
 
 
 def _check_native(trained: SamplingConfig, asked: EvaluationConfig) -> None:

@@ -84,4 +84,4 @@ def test_an_engine_that_dies_between_broadcasts_ends_the_run(folder: Path, tmp_p
 def endless(folder: Path) -> list[str]:
     """Settings of a run whose weights are broadcast, and which does not end of itself."""
     tiny = [setting for setting in TINY if not setting.startswith("steps")]
-    return [f"model={folder}", *tiny, *SETTINGS, "steps=100000", "cluster.start_seconds=240"]
+    return [*tiny, f"model={folder}", *SETTINGS, "steps=100000", "cluster.start_seconds=240"]

@@ -12,7 +12,7 @@ from tests.engines.vllm.plugin.sockets_transfer import Wire
 from gnomon.core.errors import ConfigError, EngineError
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
-from gnomon.engines.vllm.engine import CPU_HEAD_SIZES
+from gnomon.engines.vllm.engine import CPU_HEAD_SIZES, runs_by_transformers
 from gnomon.engines.vllm.transfer import (
     BEGIN,
     FINISH,
@@ -124,6 +124,22 @@ def test_vllm_has_the_interface_that_is_used(engine: Any):
     assert all(callable(getattr(Worker, name)) for name in (MEET, BEGIN, RECEIVE, FINISH))
     told = nccl_engine.NCCLWeightTransferUpdateInfo(names=["a"], dtype_names=["float32"], shapes=[[1, 2]])
     assert asdict(told).keys() == {"names", "dtype_names", "shapes"}
+
+
+def test_it_is_known_what_it_runs_by_classes_of_transformers(engine: Any):
+    """Its registry is read as text, before anything is imported; the registry itself says the same."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    wrong = [
+        name
+        for name, known in ModelRegistry.models.items()
+        if runs_by_transformers(name) != known.module_name.endswith(".transformers")
+    ]
+
+    assert not wrong
+    assert runs_by_transformers("SmolLM3ForCausalLM")
+    assert runs_by_transformers("NobodysForCausalLM")
+    assert not runs_by_transformers("LlamaForCausalLM")
 
 
 def test_a_transfer_that_nobody_has_is_refused(engine: Any):

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import re
 import socket
 import subprocess
 import sys
@@ -124,6 +125,31 @@ def check_served(model: str, spelling: HfNames, python: str = "") -> None:
             f"'{model}' also reads images, and for such models vLLM imports torchvision, which "
             f"{python or sys.executable} does not have; run there: pip install torchvision"
         )
+
+
+def check_shared_process(model: str, spelling: HfNames) -> None:
+    """Refuse a model whose classes vLLM would change in the process in which the learner computes with them.
+
+    Architectures that vLLM has no class for are run by transformers' own, and vLLM replaces their ``__call__``.
+
+    Raises:
+        ConfigError: The model is of such an architecture.
+    """
+    if runs_by_transformers(spelling.architecture):
+        raise ConfigError(
+            f"'{model}' is a {spelling.architecture}, which vLLM runs by transformers' own class, changed for the "
+            'whole process: the learner cannot compute there; set engine.server = "start", vLLM\'s own process'
+        )
+
+
+def runs_by_transformers(architecture: str) -> bool:
+    """Whether the vLLM of this interpreter has no class of its own for an architecture; read without importing it."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        return False
+    registry = Path(found.origin).parent / "model_executor" / "models" / "registry.py"
+    named = re.search(rf'"{re.escape(architecture)}": \(\s*"([\w.]+)"', registry.read_text(encoding="utf-8"))
+    return named is None or named[1] == "transformers"
 
 
 def make_vllm(model: str, plan: EngineConfig, dtype: torch.dtype, receives: str = "") -> Engine:

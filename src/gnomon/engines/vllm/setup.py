@@ -15,6 +15,8 @@ from torch import Tensor
 from gnomon.core.errors import EngineError
 from gnomon.engines.vllm.sampling import PROCESSOR
 from gnomon.models.hf_names import HfNames
+from gnomon.models.load import model_config
+from gnomon.models.tokenizer import context_of
 from gnomon.models.transfer.file import lent, read
 
 # Read when vLLM is imported. Stepping in this process is what lets weights change between two tokens; no program
@@ -61,8 +63,12 @@ def build(
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        published = model_config(folder)
         arguments = EngineArgs(
             model=folder,
+            # Beyond it rotary tables may be others, and vLLM chooses one for all rows by this length.
+            max_model_len=context_of(published),
+            hf_overrides=_overrides(published),
             dtype=str(dtype).removeprefix("torch."),
             max_num_seqs=max_concurrent,
             # Only text is asked, as token ids. What prepares images wants a tokenizer nevertheless.
@@ -92,6 +98,16 @@ def build(
         if config.cache_config.kv_cache_memory_bytes == 1:
             config.cache_config.kv_cache_memory_bytes = _cache_bytes(config, max_concurrent)
         return LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
+
+
+def _overrides(config: Any) -> dict[str, Any]:
+    """Return what vLLM has to be given in a config to compute what transformers computes from it.
+
+    A sliding window of Cohere 2 is one token longer in vLLM 0.32 than in transformers, which the learner computes with.
+    """
+    if config.model_type != "cohere2" or config.sliding_window is None:
+        return {}
+    return {"sliding_window": config.sliding_window - 1}
 
 
 def _native(arguments: Any) -> dict[str, Any]:
