@@ -8,7 +8,15 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
-from gnomon.models.load import check_model, check_weights, load_model, load_tokenizer, read_tokenizer, write_model
+from gnomon.models.load import (
+    check_model,
+    check_weights,
+    load_model,
+    load_tokenizer,
+    local_folder,
+    read_tokenizer,
+    write_model,
+)
 from gnomon.models.lora import LoraConfig, merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
@@ -489,3 +497,9 @@ def test_a_link_to_weights_that_are_gone_is_named(folder, tmp_path):
     weights.symlink_to("../../blobs/0123")
     with pytest.raises(ModelError, match=r"is a link to '\.\./\.\./blobs/0123', which is not there"):
         check_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["-5", "a--b", "x y", "é", "a/b/c"])
+def test_a_name_that_the_hub_allows_no_model_has_no_folder(name):
+    """A run's record may be a stranger's, and its card says what there is."""
+    assert local_folder(name) is None

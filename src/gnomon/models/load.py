@@ -261,11 +261,16 @@ def place_of(name: str) -> str:
 def local_folder(name: str) -> Path | None:
     """Return the model's folder on this machine: given, built in, or in the local hub cache; else None."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     place = Path(place_of(name))
     if place.is_dir():
         return place
-    found = try_to_load_from_cache(name, "config.json")
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        # A run's own record may name anything, and no cache holds what the hub allows no model to be called.
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 
