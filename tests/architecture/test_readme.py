@@ -11,6 +11,7 @@ import ast
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -150,6 +151,7 @@ def test_what_commands_name_exists():
 
 
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.M | re.S)
+ROW = json.dumps(dict.fromkeys(("prompt", "answer", "chosen"), "2+2=4") | {"rejected": "2+2=5"})
 FILE = re.compile(r"[\w/.-]+\.(?:jsonl|json|py)\b")
 
 
@@ -164,7 +166,7 @@ def page_complaint(words: list[str]) -> str:
             if words[1] in ("train", "plan", "compare") and given.experiment is not None:
                 check_names(given.experiment, given.overrides, is_here=False)
             elif words[1] == "sft":
-                check_names({"algorithm": "sft"}, [given.experiment, *given.overrides], is_supervised=True)
+                check_names({"algorithm": "sft"}, [given.experiment, *given.overrides], verb="sft")
             elif words[1] == "evaluate":
                 check_evaluation(given.overrides)
     except SystemExit:
@@ -183,7 +185,7 @@ def test_commands_and_settings_of_all_pages_are_known(tmp_path: Path, monkeypatc
         shown = [*blocks(text), *(Block("", 0, table) for table in TOML.findall(text))]
         for name in FILE.findall("".join(block.script for block in shown)):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text("from any_names import *" if name.endswith(".py") else "{}")
+            (tmp_path / name).write_text("from any_names import *" if name.endswith(".py") else ROW)
         for words in (words for block in blocks(text) for words in block.commands if words[0] == "gnomon"):
             commands += 1
             wrong += [f"{page.name}: {shlex.join(words)}: {said}"] if (said := page_complaint(words)) else []

@@ -110,13 +110,29 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["dissect", "gone.json", "--algorithms", "grpo"], "gone.json does not exist"),
         (["dissect", "gone.json", "--algorithms", "grop"], "did you mean 'grpo'"),
         (["reproduce", "clip_highr"], "did you mean 'clip_higher'"),
+        (["train", "tiny", "num_generations=1"], "GroupRelative) compares responses to the same prompt and needs 2"),
+        (["train", "bare.toml", "algorithm=grpo", "task=own/rows.jsonl"], "the task 'rows' has no reward of its own"),
+        (["train", "tiny", "task=own/empty.jsonl", "rewards=exact"], "own/empty.jsonl is empty: it has 0 bytes"),
+        (["train", "tiny", "task=own/rows.jsonl", "rewards=exact"], "own/rows.jsonl:1: answer: missing; the row has"),
+        (["plan", "tiny", "evaluation.task=own/rows.jsonl"], "1 of 1 rows of own/rows.jsonl cannot be used"),
+        (["train", "own/dpo.toml", "task=own/rows.jsonl"], "own/rows.jsonl:1: rejected: missing; the row has"),
+        (["train", "tiny", "--run-dir", "own/files"], "own/files holds files already"),
+        (["train", "tiny", "--run-dir", "own/run", "steps=5"], "another experiment (steps is 9 there and 5 here)"),
+        (["train", "tiny", "task=aime-24"], "'aime-24' is a test set: it is evaluated on and never trained on"),
+        (["sft", "tiny", "algorithm=grpo"], "trains on the dataset's answers, and algorithm = 'grpo' does not"),
+        (["reward-model", "tiny", "algorithm=sft"], "ranks pairs of the dataset's answers, and algorithm = 'sft' does"),
         (["continue", "own/run"], "own/run is continued with something changed, such as more steps in all"),
     ],
 )
 def test_a_wrong_name_is_refused_without_torch(arguments: list[str], said: str, tmp_path: Path):
     """Exit code 2 and the nearest name, and neither torch, transformers nor numpy was imported."""
     (tmp_path / "own" / "run").mkdir(parents=True)
-    (tmp_path / "own" / "run" / "experiment.toml").write_text("")
+    (tmp_path / "own" / "run" / "experiment.toml").write_text("steps = 9\n")
+    (tmp_path / "own" / "empty.jsonl").write_text("")
+    (tmp_path / "own" / "rows.jsonl").write_text('{"prompt": "2+2=", "chosen": "4"}\n')
+    (tmp_path / "own" / "files").mkdir()
+    (tmp_path / "own" / "files" / "notes.txt").write_text("")
+    (tmp_path / "own" / "dpo.toml").write_text('model = "tiny"\nalgorithm = "dpo"\n')
     (tmp_path / "bare.toml").write_text('model = "tiny"\ntask = "arithmetic"\n')
     (tmp_path / "list.toml").write_text('model = "tiny"\nalgorithm = "grpo"\n[rewards]\nkind = "exact"\n')
     (tmp_path / "rewards.py").write_text("import torch\n\n\ndef score(a: str, b=3 * 4, *, c: int = 2): ...\n")
@@ -405,7 +421,7 @@ def test_the_names_are_those_of_the_code():
 def test_no_right_name_is_refused(name: str, preset: str):
     """Every recipe with every preset, however it is spelled, passes, or is refused by the experiment too."""
     overrides = [f"algorithm={preset}", "algorithm.num_generations=4"]
-    said = refused(check_names, name, overrides, (), False, False)
+    said = refused(check_names, name, overrides, (), "", False)
     assert not said or refused(load, name, overrides)
 
 
@@ -416,9 +432,9 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["cluster=ray", "lora.rank=4"],
         ["lora={}", "max_staleness=measured", "chat_template_kwargs.enable_thinking=false"],
         ["task=rows.jsonl", "rewards=['mine.py:f', 'numeric']"],
-        ["task=org/name", "task.split=test"],
-        ["task=livecodebench@2024-08-01"],
-        ["task=AIME_24"],
+        ["task=org/name", "task.split=test", "rewards=numeric"],
+        ["evaluation.task=AIME_24"],
+        ["evaluation.task=livecodebench@2024-08-01"],
         ["task=chain_sum", "task.parameters.max_terms=3"],
         ["evaluation.task=gsm8k", "evaluation.sampling.temperature=0.6"],
         ["algorithm=mine.py:ALGORITHM"],
@@ -433,7 +449,7 @@ def test_no_right_name_is_refused(name: str, preset: str):
 def test_what_may_be_right_passes(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is in files, code of the user's, datasets on the hub, pieces and kinds are judged by whoever reads them."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (tmp_path / "mine.py").write_text("f = ALGORITHM = Keep = Own = None\n")
     check_names("tiny", overrides)
 

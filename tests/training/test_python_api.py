@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.forked import Forked, ended
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gnomon
+import gnomon.testing
 from gnomon.algorithms import GRPO
 from gnomon.algorithms.protocols import Advantage
 from gnomon.cli.main import main
@@ -284,6 +286,51 @@ def test_a_run_is_named_by_its_folder_or_itself(tmp_path: Path):
             verb(run)
         with pytest.raises(UserError, match=r"named by its folder.* got list|is a run, a model's folder .* not list"):
             verb([])
+
+
+NO_ARGUMENTS = [
+    None, 3, 3.5, True, "", " ", "nope", "a\0b", [], {}, (), b"x", object(), Path("nope"), lambda: 0, int,
+    float("nan"), iter(()), {1}, [None], re, torch.zeros(2), GRPO,
+]  # fmt: skip
+FIRST: dict[str, Callable[[Any], Any]] = {
+    "dissect": lambda given: gnomon.dissect(given, "grpo"),
+    "load": gnomon.load,
+    "resume": gnomon.resume,
+    "continue_": lambda given: gnomon.continue_(given, steps=3),
+    "evaluate": gnomon.evaluate,
+    "evaluate, task": lambda given: gnomon.evaluate("tiny-sums", task=given),
+    "export": lambda given: gnomon.export(given, "my-model"),
+    "export, folder": lambda given: gnomon.export("nope", given),
+    "push_to_hub": lambda given: gnomon.push_to_hub(given, "a/b"),
+    "push_to_hub, repository": lambda given: gnomon.push_to_hub("nope", given),
+    "train": gnomon.train,
+    "sft": gnomon.sft,
+}
+
+
+@pytest.mark.parametrize("function", FIRST)
+@pytest.mark.parametrize("given", NO_ARGUMENTS, ids=lambda given: type(given).__name__)
+def test_every_public_function_refuses_what_it_cannot_take(
+    function: str, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """None, numbers, empty values and objects of other kinds in the first places: one message of at most five lines."""
+    monkeypatch.chdir(tmp_path)
+    if function == "evaluate, task" and given is None:
+        return  # the questions that the model's run held out
+    with pytest.raises(UserError) as refused:
+        FIRST[function](given)
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_a_dissection_says_which_argument_it_cannot_take():
+    """A batch, an algorithm and log-probabilities, each by its name and what to give."""
+    batch = gnomon.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
+    with pytest.raises(ConfigError, match="batch is NoneType; give a file that a run recorded"):
+        gnomon.dissect(None, "grpo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="algorithm = None: expected the name of a preset"):
+        gnomon.dissect(batch, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="current is int; give a tensor"):
+        gnomon.dissect(batch, "grpo", 3)  # type: ignore[arg-type]
 
 
 def test_the_same_rows_are_written_once():

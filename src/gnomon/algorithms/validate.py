@@ -43,6 +43,7 @@ from gnomon.algorithms.surrogates import (
     SigmoidGate,
 )
 from gnomon.algorithms.user_pieces import spelled
+from gnomon.core.combinations import too_few
 from gnomon.core.errors import ConfigError
 
 _OFFERED = 3
@@ -225,12 +226,7 @@ def _counts(algorithm: Composition) -> Iterator[Refusal]:
     if generations < 1:
         yield _refuse(f"num_generations must be at least 1, got {generations}", enough)
     elif generations < fewest:
-        yield _refuse(
-            f"num_generations is {generations} (group size {generations}), but a group baseline "
-            f"({type(algorithm.advantage).__name__}) compares responses to the same prompt and needs {fewest} or more "
-            "(the tracked baseline of 'spo' needs no group)",
-            enough,
-        )
+        yield _refuse(too_few(generations, type(algorithm.advantage).__name__, fewest), enough)
     reads_given = isinstance(algorithm.surrogate, GivenShaping) or any(
         isinstance(r, GivenNll) for r in algorithm.regularizers
     )

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
         given.experiment, given.overrides = None, [given.experiment, *given.overrides]
     cluster = cluster_overrides(parser, given.cluster)
     table = {"name": verb} if given.experiment is None else read(given.experiment)
-    check_names(table, [*given.overrides, *cluster], is_supervised=True, run_dir=given.run_dir or Path("runs", "run"))
+    check_names(table, [*given.overrides, *cluster], verb=verb, run_dir=given.run_dir or Path("runs", "run"))
     settings = [parse_override(each) for each in (*given.overrides, *cluster)]
     named = {key.partition(".")[0] for key, _ in translated(settings)[0]} | {*table}
     lacking = [key for key in ("model", "task") if key not in named]

@@ -3,7 +3,7 @@
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date
@@ -18,6 +18,7 @@ from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.protocols import parts_of
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.config.name_checks import other_verb
 from gnomon.config.reading import NO_ALGORITHM, as_json, parse_override, read, settle_length
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
 from gnomon.core.errors import ConfigError, bounded, unknown
@@ -46,7 +47,7 @@ from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed
 from gnomon.rewards.sandbox.packages import check_names
-from gnomon.tasks.build import EvalTask, TaskConfig, named_for_training, named_held_out
+from gnomon.tasks.build import EvalTask, TaskConfig, named_for_training, named_held_out, task_table
 from gnomon.tasks.environment import EnvironmentConfig
 from gnomon.tasks.split import HeldOut
 
@@ -304,6 +305,10 @@ def facts(algorithm: Algorithm) -> dict[str, Any]:
         "routing": algorithm.routing,
         "demonstrated": algorithm.demonstrated,
         "is_supervised": algorithm.is_supervised,
+        "dataset_answers": algorithm.dataset_answers,
+        "ranks_pairs": algorithm.ranks_pairs,
+        "fewest": algorithm.advantage.minimum_generations,
+        "baseline": type(algorithm.advantage).__name__,
         "updates.minibatches": algorithm.updates.minibatches,
         "critic.updates.minibatches": 1 if critic is None else critic.updates.minibatches,
         "pretraining": critic is not None and critic.pretraining is not None,
@@ -448,11 +453,7 @@ def supervised(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]] = (),
         notes.append(f"{key} = {value} where nothing is said (gnomon {verb})")
     loaded = with_settings(own, settings)
     if not _is_of(verb, loaded.experiment.algorithm):
-        does = "trains on the dataset's answers" if verb == "sft" else "ranks pairs of the dataset's answers"
-        raise ConfigError(
-            f"gnomon {verb} {does}, and algorithm = '{loaded.experiment.algorithm.name}' does not; leave it out, or "
-            "run gnomon train"
-        )
+        raise other_verb(verb, loaded.experiment.algorithm.name)
     return Loaded(loaded.experiment, (*notes, *loaded.notes))
 
 
@@ -644,28 +645,14 @@ def _made(experiment: Experiment) -> None:
 
 def _name_task(whole: dict[str, Any]) -> None:
     if "task" in whole:
-        whole["task"] = _task_table(whole["task"], named_for_training)
+        whole["task"] = task_table(whole["task"], named_for_training)
     evaluation = whole.get("evaluation")
     if not isinstance(evaluation, dict):
         return
     if "task" in evaluation:
-        evaluation["task"] = _task_table(evaluation["task"], named_held_out)
+        evaluation["task"] = task_table(evaluation["task"], named_held_out)
     if isinstance(evaluation.get("tasks"), list):
         evaluation["tasks"] = [_eval_task(each) for each in evaluation["tasks"]]
-
-
-def _task_table(given: Any, named: Callable[[str], Any]) -> Any:
-    """Return the table of a task that is a name, or has parts that are names."""
-    if isinstance(given, str):
-        return to_table(named(given))
-    if not isinstance(given, dict) or not isinstance(given.get("parts"), list):
-        return given
-    parts = [{"task": part} if isinstance(part, str) else part for part in given["parts"]]
-    return {
-        "kind": "mixture",
-        **given,
-        "parts": [{**p, "task": _task_table(p.get("task"), named)} if isinstance(p, dict) else p for p in parts],
-    }
 
 
 def _eval_task(given: Any) -> Any:
@@ -673,7 +660,7 @@ def _eval_task(given: Any) -> Any:
     table = {"task": given} if isinstance(given, str) else given
     if not isinstance(table, dict):
         return table
-    own = {"task": _task_table(table["task"], named_held_out)} if "task" in table else {}
+    own = {"task": task_table(table["task"], named_held_out)} if "task" in table else {}
     if isinstance(table.get("rewards"), list):
         own["rewards"] = [_reward(each) for each in table["rewards"]]
     return {**table, **own}

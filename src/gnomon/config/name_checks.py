@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError, no_file, shortened, unknown
 from gnomon.core.sections import STARTED, TABLE_SUFFIXES
-from gnomon.core.tables import canonical, flat
+from gnomon.core.tables import canonical, checked, flat, set_path
 from gnomon.models.place import DEFAULT, default_folder, is_prepared
 
 
@@ -272,3 +272,57 @@ def check_pieces(last: Mapping[str, Any]) -> None:
             continue
         if value not in options and value not in known["named pieces"]:
             raise ConfigError(f"{place}: {unknown('piece', value, options)}; or your own as 'path.py:NAME'")
+
+
+def other_verb(verb: str, algorithm: str) -> ConfigError:
+    """Return what is said of an algorithm that `gnomon sft`, or `gnomon reward-model`, is not about."""
+    does = "trains on the dataset's answers" if verb == "sft" else "ranks pairs of the dataset's answers"
+    return ConfigError(
+        f"gnomon {verb} {does}, and algorithm = '{algorithm}' does not; leave it out, or run gnomon train"
+    )
+
+
+def of_verb(verb: str, named: Any, settings: Mapping[str, Any]) -> str:
+    """Return the algorithm that a verb uses: its own where the experiment's is another.
+
+    Raises:
+        ConfigError: As `other_verb`, for an algorithm that stands on the command line.
+    """
+    facts = facts_of(str(named))
+    if facts is None or facts["algorithm.is_supervised" if verb == "sft" else "algorithm.ranks_pairs"]:
+        return verb if named is None else str(named)
+    if {"algorithm", "algorithm.preset"} & {*settings}:
+        raise other_verb(verb, str(named))
+    return verb
+
+
+def facts_of(algorithm: str) -> Mapping[str, Any] | None:
+    """Return what is known of a preset; None of any other algorithm."""
+    known = known_names()
+    own = (facts for each, facts in known["facts"].items() if canonical(each) == canonical(algorithm))
+    return next(({**known["usual facts"], **facts} for facts in own), None)
+
+
+def check_data(last: Mapping[str, Any], algorithm: str) -> None:
+    """Refuse a task that nothing judges, and rows of small files that cannot be used.
+
+    Raises:
+        ConfigError, DatasetError: As the code that builds the run.
+    """
+    tasks, facts = import_module("gnomon.tasks.build"), facts_of(algorithm)
+    if facts is None or {"algorithm.demonstrated", "algorithm.samples"} & {*last}:
+        return  # what the algorithm reads of a row is not known yet
+    is_judged = any(key.partition(".")[0] in ("rewards", "environment") and value for key, value in last.items())
+    for key, named in (("task", tasks.named_for_training), ("evaluation.task", tasks.named_held_out)):
+        table = tasks.task_table(last.get(key, {}), named)
+        below = {path.removeprefix(f"{key}."): value for path, value in last.items() if path.startswith(f"{key}.")}
+        if not {**table, **below} or (table and "kind" in below):
+            continue  # there is none, or some of its settings do not count
+        for path, value in below.items():
+            set_path(table, path, value)
+        config = checked(tasks.TaskConfig, table, key)
+        if key == "task":
+            tasks.check_trainable(config)
+        if key == "task" and not is_judged and not facts["algorithm.is_supervised"]:
+            tasks.own_rewards(config)
+        tasks.check_small(config, facts["algorithm.dataset_answers"])

@@ -22,6 +22,7 @@ from typing import Any
 from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
 from gnomon.config.name_checks import (
     check_cuda,
+    check_data,
     check_files,
     check_modules,
     check_pieces,
@@ -29,9 +30,10 @@ from gnomon.config.name_checks import (
     has_gpu,
     known_names,
     needed_packages,
+    of_verb,
     without_numbers,
 )
-from gnomon.core.atomic_files import read_plain
+from gnomon.core.atomic_files import read_plain, read_plain_text
 from gnomon.core.combinations import (
     SettingsByKey,
     check_drawing,
@@ -56,7 +58,7 @@ from gnomon.core.sections import (
     StalenessConfig,
     check_values,
 )
-from gnomon.core.tables import build, canonical, flat, parse_toml, set_path
+from gnomon.core.tables import build, canonical, flat, parse_toml, set_path, value_at
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.models.place import (
     BUILT_IN,
@@ -210,7 +212,7 @@ def check_names(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     algorithms: Sequence[str] = (),
-    is_supervised: bool = False,
+    verb: str = "",
     is_here: bool = True,
     run_dir: Path | None = None,
 ) -> None:
@@ -222,7 +224,7 @@ def check_names(
         source: As in `read`.
         overrides: Settings as ``key=value``.
         algorithms: Names of algorithms in place of the experiment's.
-        is_supervised: Whether the answers of the dataset are trained on, whatever the experiment's algorithm.
+        verb: "sft" or "reward-model", which use the experiment's algorithm only where they are about it.
         is_here: Whether it is to run on this machine.
         run_dir: Where a run is to be written; None writes none.
 
@@ -251,6 +253,9 @@ def check_names(
             with _noted(faults):
                 _check_value(*_nested(key, value), kinds)
     named = last.get("algorithm", last.get("algorithm.preset"))
+    if verb:
+        with _noted(faults):
+            named = of_verb(verb, named, dict(settings))
     for name, place in ((named, ""), *((each.strip(), f"{each}: ") for each in algorithms)):
         with _noted(faults):
             check_algorithm(name, place)
@@ -261,27 +266,34 @@ def check_names(
         with _noted(faults):
             check(last)
     with _noted(faults):
-        _check_beginning(last, is_here, is_supervised or bool(algorithms))
+        _check_beginning(last, is_here, bool(verb or algorithms))
     with _noted(faults):
         if run_dir is not None:
-            RunDirectory.check_place(run_dir)
+            _check_run_dir(run_dir, last)
     with _noted(faults):
         check_installed(needed_packages(flat(last)) if is_here else {})
     with _noted(faults):
         settle_length(dict(given), {key for key, _ in settings})
     if not faults:
         # Combinations only where every name and type is sound: else one slip would be reported twice.
-        for name in [*algorithms] or ["sft" if is_supervised else str(named)]:
+        for name in [*algorithms] or [str(named)]:
             with _noted(faults):
                 _check_combinations(given, name, is_here)
+            with _noted(faults):
+                check_data(last, name if is_here else "")
     # The hub is asked only where nothing else is wrong.
     if not faults and is_here:
-        for key, model in flat(last).items():
-            named = isinstance(model, str) and re.fullmatch(_MODELS, key) and model not in (*BUILT_IN, *_REFERENCES)
-            if named and not os.path.exists(os.path.expanduser(model)):
-                check_hub(model)
+        _check_models(last)
     if faults:
         raise _together(faults)
+
+
+def _check_models(last: Mapping[str, Any]) -> None:
+    """Ask the hub for models that are neither built in nor here."""
+    for key, model in flat(last).items():
+        named = isinstance(model, str) and re.fullmatch(_MODELS, key) and model not in (*BUILT_IN, *_REFERENCES)
+        if named and not os.path.exists(os.path.expanduser(model)):
+            check_hub(model)
 
 
 _MODELS = r"model|algorithm\.reference(\.tasks\.\d+)?\.model|rewards\.\d+(\.verifier)?\.model"
@@ -466,6 +478,22 @@ def _check_runs(last: Mapping[str, Any]) -> None:
     adapter = last.get("lora.adapter")
     if isinstance(adapter, str) and adapter != "none" and not os.path.isdir(os.path.expanduser(adapter)):
         raise ConfigError(f"lora.adapter = '{adapter}' is no folder; give the one that holds adapter_config.json")
+
+
+def _check_run_dir(run_dir: Path, last: Mapping[str, Any]) -> None:
+    """Refuse a directory that cannot be written, or holds other files or a run in which a number is another.
+
+    The run of the same experiment goes on.
+    """
+    RunDirectory.check_place(run_dir)
+    try:
+        there = parse_toml(read_plain_text(RunDirectory(run_dir).experiment))
+    except (OSError, ValueError, RecursionError):
+        there = {}
+    known = ((key, value_at(there, key), now) for key, now in flat(last).items() if now and type(now) in (int, float))
+    other = [f"{key} is {before!r} there and {now!r} here" for key, before, now in known if before not in (None, now)]
+    if other or not there:
+        RunDirectory.check_free(run_dir, "; ".join(other[:5]))
 
 
 def _check_lora(last: Mapping[str, Any]) -> None:

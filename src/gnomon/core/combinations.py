@@ -120,6 +120,14 @@ def _check_all(s: SettingsByKey, checks: tuple[Callable[[SettingsByKey], None], 
             check(s)
 
 
+def too_few(generations: int, baseline: str, fewest: int) -> str:
+    """Return why a group is too small for its baseline."""
+    return (
+        f"num_generations is {generations} (group size {generations}), but a group baseline ({baseline}) compares "
+        f"responses to the same prompt and needs {fewest} or more (the tracked baseline of 'spo' needs no group)"
+    )
+
+
 def _groups(s: SettingsByKey) -> None:
     rollouts, each = s["rollouts_per_step"], s["algorithm.num_generations"]
     if rollouts % each:
@@ -127,6 +135,11 @@ def _groups(s: SettingsByKey) -> None:
             f"rollouts_per_step = {rollouts} is not a multiple of the {each} rollouts that {s['algorithm.name']} asks "
             "of each prompt (algorithm.num_generations); "
             f"try {max(1, (2 * rollouts + each) // (2 * each)) * each}"
+        )
+    if each < s["algorithm.fewest"]:
+        said = too_few(each, s["algorithm.baseline"], s["algorithm.fewest"])
+        raise ConfigError(
+            f"algorithm '{s['algorithm.name']}': {said}; set algorithm.num_generations = {s['algorithm.fewest']}"
         )
     if rollouts == 1 and s["steps"] and s["algorithm.batch_baseline"]:
         raise ConfigError(

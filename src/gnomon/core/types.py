@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from gnomon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 StopReason = Literal["stop", "length"]
 Message = Mapping[str, str]
@@ -75,8 +75,8 @@ class TopLogprobs(NamedTuple):
         logprobs: Float32[T N], in nats, of the tempered distribution.
     """
 
-    tokens: Tensor
-    logprobs: Tensor
+    tokens: "Tensor"
+    logprobs: "Tensor"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Completion:
     oldest_version: int
     newest_version: int
     stop: StopReason
-    routing: Tensor | None = None
+    routing: "Tensor | None" = None
     top: TopLogprobs | None = None
 
 
@@ -191,7 +191,7 @@ class Rollout:
     oldest_version: int
     newest_version: int
     stop: StopReason
-    routing: Tensor | None = None
+    routing: "Tensor | None" = None
     ending: Ending | None = None
     top: TopLogprobs | None = None
     turn_ends: tuple[int, ...] = ()
@@ -220,7 +220,7 @@ class Group:
     """
 
     task: Task
-    rollouts: tuple[Rollout, ...]
+    rollouts: "tuple[Rollout, ...]"
     is_by_role: bool = False
 
     @property
@@ -312,44 +312,44 @@ class Batch:
             message names the field, its shape and the axes that are already bound.
     """
 
-    tokens: Tensor
-    prompt_lengths: Tensor
-    lengths: Tensor
-    mask: Tensor
-    rewards: Tensor
-    is_graded: Tensor
-    is_truncated: Tensor
-    group: Tensor
-    version: Tensor
-    behavior: Tensor
-    full_behavior: Tensor
+    tokens: "Tensor"
+    prompt_lengths: "Tensor"
+    lengths: "Tensor"
+    mask: "Tensor"
+    rewards: "Tensor"
+    is_graded: "Tensor"
+    is_truncated: "Tensor"
+    group: "Tensor"
+    version: "Tensor"
+    behavior: "Tensor"
+    full_behavior: "Tensor"
     temperature: float = 1.0
     task_ids: tuple[str, ...] = ()
-    baseline: Tensor | None = None
-    bootstrap: Tensor | None = None
-    routing: Tensor | None = None
-    free_routing: Tensor | None = None
-    hints: Tensor | None = None
-    hint_lengths: Tensor | None = None
-    top_tokens: Tensor | None = None
-    top_logprobs: Tensor | None = None
-    proximal: Tensor | None = None
-    sharpened: Tensor | None = None
-    reference: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    weights: Tensor | None = None
-    component_rewards: Tensor | None = None
+    baseline: "Tensor | None" = None
+    bootstrap: "Tensor | None" = None
+    routing: "Tensor | None" = None
+    free_routing: "Tensor | None" = None
+    hints: "Tensor | None" = None
+    hint_lengths: "Tensor | None" = None
+    top_tokens: "Tensor | None" = None
+    top_logprobs: "Tensor | None" = None
+    proximal: "Tensor | None" = None
+    sharpened: "Tensor | None" = None
+    reference: "Tensor | None" = None
+    values: "Tensor | None" = None
+    advantages: "Tensor | None" = None
+    returns: "Tensor | None" = None
+    weights: "Tensor | None" = None
+    component_rewards: "Tensor | None" = None
     components: tuple[str, ...] = ()
     component_weights: tuple[float, ...] = ()
-    turn: Tensor | None = None
-    step_rewards: Tensor | None = None
-    state: Tensor | None = None
+    turn: "Tensor | None" = None
+    step_rewards: "Tensor | None" = None
+    state: "Tensor | None" = None
     role: tuple[str, ...] = ()
-    teacher: Tensor | None = None
-    rollout_id: Tensor | None = None
-    own_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    teacher: "Tensor | None" = None
+    rollout_id: "Tensor | None" = None
+    own_weights: "Mapping[str, Tensor]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         bound: dict[str, int] = {}
@@ -377,17 +377,19 @@ class Batch:
         return int(self.mask.shape[1])
 
     @property
-    def is_given(self) -> Tensor:
+    def is_given(self) -> "Tensor":
         """Bool[B]: rows that nobody sampled."""
         return self.version == GIVEN
 
     @property
-    def is_taught(self) -> Tensor:
+    def is_taught(self) -> "Tensor":
         """Bool[B]: rows of which the reference policy has something to say."""
-        return torch.ones_like(self.is_graded) if self.hint_lengths is None else self.hint_lengths > 0
+        return self.is_graded | True if self.hint_lengths is None else self.hint_lengths > 0
 
-    def rows(self, index: Tensor | Sequence[int]) -> "Batch":
+    def rows(self, index: "Tensor | Sequence[int]") -> "Batch":
         """Return the batch of the rows at ``index``, in that order, every field cut alike."""
+        import torch
+
         where = torch.as_tensor(index, dtype=torch.long)
         # From the table of axes and not by hand: a field that is forgotten here would keep its old rows, silently.
         cut: dict[str, Any] = {n: getattr(self, n)[where] for n in _AXES if getattr(self, n) is not None}
@@ -400,7 +402,7 @@ class Batch:
         return replace(self, **changes)
 
 
-def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> None:
+def _bind(name: str, tensor: "Tensor", axes: list[str], bound: dict[str, int]) -> None:
     fits = tensor.ndim == len(axes) and all(bound.get(a, n) == n for a, n in zip(axes, tensor.shape, strict=True))
     if not fits:
         raise ConfigError(
@@ -414,17 +416,17 @@ def _bind(name: str, tensor: Tensor, axes: list[str], bound: dict[str, int]) -> 
 class Scores:
     """What a learner says about a batch; fields are as in `Batch`, None where they were not asked for."""
 
-    proximal: Tensor | None = None
-    sharpened: Tensor | None = None
-    reference: Tensor | None = None
-    values: Tensor | None = None
-    bootstrap: Tensor | None = None
-    routing: Tensor | None = None
-    free_routing: Tensor | None = None
-    top_tokens: Tensor | None = None
-    top_logprobs: Tensor | None = None
+    proximal: "Tensor | None" = None
+    sharpened: "Tensor | None" = None
+    reference: "Tensor | None" = None
+    values: "Tensor | None" = None
+    bootstrap: "Tensor | None" = None
+    routing: "Tensor | None" = None
+    free_routing: "Tensor | None" = None
+    top_tokens: "Tensor | None" = None
+    top_logprobs: "Tensor | None" = None
 
-    def into(self, batch: Batch) -> Batch:
+    def into(self, batch: "Batch") -> "Batch":
         """Return ``batch`` with the fields that were scored."""
         scored = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         return batch.with_fields(**scored)
@@ -440,9 +442,9 @@ class Adapted:
         down: [rank, inputs].
     """
 
-    base: Tensor
-    up: Tensor
-    down: Tensor
+    base: "Tensor"
+    up: "Tensor"
+    down: "Tensor"
     scale: float
     is_transposed: bool = False
 
@@ -467,10 +469,10 @@ class Snapshot:
     """
 
     version: int
-    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    tensors: "Callable[[], Iterator[tuple[str, Tensor]]]"
     stored: Callable[[], Any] | None = None
     since: int | None = None
-    parts: Callable[[], Iterator[tuple[str, Tensor | Adapted]]] | None = None
+    parts: "Callable[[], Iterator[tuple[str, Tensor | Adapted]]] | None" = None
 
 
 class Loan:
@@ -484,14 +486,14 @@ class Loan:
         is_copy: The tensor is a copy already, which nobody changes.
     """
 
-    def __init__(self, tensor: Tensor, start: int | None = None, is_copy: bool = False) -> None:
+    def __init__(self, tensor: "Tensor", start: int | None = None, is_copy: bool = False) -> None:
         self._is_copy = is_copy
         self.shape, self.dtype, self.nbytes, self.start = tensor.shape, tensor.dtype, tensor.nbytes, start
         self._lock = threading.Lock()
         self._tensor: Tensor | None = tensor
 
     @contextmanager
-    def reading(self) -> Iterator[Tensor]:
+    def reading(self) -> "Iterator[Tensor]":
         """Lend the tensor, with the numbers that it was lent with, for the block."""
         with self._lock:
             assert self._tensor is not None, "reading a tensor that was given back"
@@ -531,7 +533,7 @@ class State:
         shares: Tensors that are elsewhere, in the place of those here; never in such a state either.
     """
 
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: "Mapping[str, Tensor]" = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     lent: Mapping[str, Loan] = field(default_factory=dict)
     shares: Shares | None = None

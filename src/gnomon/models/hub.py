@@ -25,6 +25,8 @@ def check_repository(name: str) -> None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    if not isinstance(name, str):
+        raise ConfigError(f"repository is {type(name).__name__}; write USER/NAME")
     try:
         try_to_load_from_cache(name, "config.json")  # which checks the name first
     except HFValidationError as error:

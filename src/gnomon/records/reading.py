@@ -34,8 +34,9 @@ class RunRecord:
             RunDirectoryError: There is none, naming the nearest one, or its experiment cannot be read: without it
                 nothing that was measured can be judged.
         """
-        RunDirectory.check(Path(path))
-        record = cls(Path(path))
+        place = RunDirectory.named_by(path)
+        RunDirectory.check(place)
+        record = cls(place)
         record._table  # noqa: B018 - read here, so that an unreadable file is found here
         return record
 

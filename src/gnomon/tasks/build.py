@@ -1,15 +1,17 @@
 """From settings to tasks: names, building, the held-out split, and the check that prompts fit."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded, check_bounds, unknown
 from gnomon.core.progress import track
 from gnomon.core.sections import EvalSampling
+from gnomon.core.tables import to_table
 from gnomon.core.types import Message
 from gnomon.rewards.exact import Numeric
 from gnomon.rewards.grading import WeightedReward
@@ -212,6 +214,20 @@ def named_for_training(name: str) -> TaskConfig:
     return (published_named(name) if "/" not in name.partition("=")[0] else None) or named(name)
 
 
+def task_table(given: Any, named: Callable[[str], TaskConfig]) -> Any:
+    """Return the table of a task that is a name, or has parts that are names; ``named`` tells what a name means."""
+    if isinstance(given, str):
+        return to_table(named(given))
+    if not isinstance(given, dict) or not isinstance(given.get("parts"), list):
+        return given
+    parts = [{"task": part} if isinstance(part, str) else part for part in given["parts"]]
+    return {
+        "kind": "mixture",
+        **given,
+        "parts": [{**p, "task": task_table(p.get("task"), named)} if isinstance(p, dict) else p for p in parts],
+    }
+
+
 def own_rewards(task: TaskConfig) -> tuple[WeightedReward, ...]:
     """Return what judges a task where the experiment names no reward.
 
@@ -259,6 +275,8 @@ def build(config: TaskConfig, renderer: Renderer) -> TaskSet:
 
 
 _Kind = TypeVar("_Kind", bound=TaskConfig)
+_SMALL = 2**22
+"""Bytes of a file that is read twice: for the check of its rows, and for the run."""
 _COLUMNS = {"pairs": "chosen and rejected", "labels": "completion and label"}
 
 
@@ -286,6 +304,17 @@ def with_dataset_answers(config: _Kind, answers: Answers = "data") -> _Kind:
     return config
 
 
+def check_small(config: TaskConfig, answers: Answers = "") -> None:
+    """Read the files of a task that are small, so that rows which cannot be used are told before a library is loaded.
+
+    Raises:
+        DatasetError: As `TableTask.questions`.
+    """
+    for part in [each.task for each in config.parts] if isinstance(config, MixtureTask) else [config]:
+        if isinstance(part, TableTask) and os.path.isfile(part.path) and os.path.getsize(part.path) <= _SMALL:
+            (with_dataset_answers(part, answers) if answers else part).questions()
+
+
 def build_split(
     config: TaskConfig,
     held_out: HeldOut,
@@ -309,7 +338,7 @@ def build_split(
             is a benchmark, or a generator with a seed that is reserved for held-out questions.
     """
     # Refused before anything is read: a table of millions of rows takes minutes.
-    _check_trainable(config)
+    check_trainable(config)
     if answers:
         config = with_dataset_answers(config, answers)
         if evaluation is not None and not isinstance(evaluation, tuple | BenchmarkTask):
@@ -451,7 +480,12 @@ def build_held_out(
     return TokenizedDataset(one_answer_each(asked, renderer)[0] if answers == "data" else asked, renderer, answers)
 
 
-def _check_trainable(config: TaskConfig) -> None:
+def check_trainable(config: TaskConfig) -> None:
+    """Refuse test sets, and seeds of held-out questions.
+
+    Raises:
+        ConfigError: The message names what to train on instead.
+    """
     for part in [p.task for p in config.parts] if isinstance(config, MixtureTask) else [config]:
         if isinstance(part, BenchmarkTask):
             own = part.benchmark if part.benchmark in PUBLISHED else None

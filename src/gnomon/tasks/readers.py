@@ -23,7 +23,6 @@ from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, un
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import show_progress, track
 from gnomon.core.sections import TABLE_SUFFIXES
-from gnomon.tasks.arrow_rows import BATCH, read_arrow, rows_of
 from gnomon.tasks.row_values import Reading, Row, written
 
 LISTED = 3
@@ -308,6 +307,8 @@ def _cells(number: int, names: list[str], cells: list[str]) -> Row:
 
 
 def _read_parquet(file: Path, numbering: Collection[str] | None) -> list[Row]:
+    from gnomon.tasks.arrow_rows import BATCH, read_arrow
+
     parquet = import_optional("pyarrow.parquet", "tables", "a Parquet file")
     arrow = import_optional("pyarrow", "tables", "a Parquet file")
 
@@ -319,6 +320,8 @@ def _read_parquet(file: Path, numbering: Collection[str] | None) -> list[Row]:
 
 
 def _read_arrow(file: Path, numbering: Collection[str] | None) -> list[Row]:
+    from gnomon.tasks.arrow_rows import BATCH, read_arrow
+
     ipc = import_optional("pyarrow.ipc", "tables", "an Arrow file")
     with file.open("rb") as opened:
         # ``save_to_disk`` writes the stream format, other programs the file format, both as .arrow.
@@ -327,6 +330,8 @@ def _read_arrow(file: Path, numbering: Collection[str] | None) -> list[Row]:
 
 
 def _read_dataset(path: str, subset: str | None, split: str, numbering: Collection[str] | None) -> list[Row]:
+    from gnomon.tasks.arrow_rows import BATCH, rows_of
+
     name, subset, split = _address(path, subset, split)
     datasets = import_optional("datasets", "tables", f"the dataset '{path}'")
     folder = Path(name)

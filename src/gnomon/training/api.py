@@ -28,6 +28,7 @@ from gnomon.core.errors import (
     RunError,
     Stopped,
     UserError,
+    shortened,
     unknown,
 )
 from gnomon.core.failpoints import failpoint
@@ -285,13 +286,14 @@ def export(run: str | Path, folder: str | Path) -> Path:
         ModelError: If an adapter is no plain one, or its base is not found.
     """
     check_new(folder)
-    if is_adapter(Path(run)):
+    place = RunDirectory.named_by(run)
+    if is_adapter(place):
         with new_folder(folder) as target:
-            write_merged(Path(run), target)
+            write_merged(place, target)
         return target
-    source = checkpoint_of(Path(run))
+    source = checkpoint_of(place)
     with new_folder(folder) as target:
-        copy_model(Path(run), source, target)
+        copy_model(place, source, target)
     return target
 
 
@@ -311,14 +313,14 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
         ModelError: The architecture or tokenizer is not written as GGUF here; the message names what converts it.
         RunDirectoryError: There is no run, no checkpoint, or ``file`` exists or cannot be written.
     """
-    place = Path(file)
+    place, source = _named(file, "file"), RunDirectory.named_by(run)
     if precision is not None and precision not in PRECISIONS:
         raise ConfigError(unknown("precision", precision, PRECISIONS))
     if os.path.exists(place) or not os.path.isdir(place.parent):
         raise RunDirectoryError(f"{place} exists, or its folder does not; name a new file, as {place.stem}.gguf")
     import_optional("gguf", "default-model", "a GGUF file")
     # Written beside the target under a hidden name, and renamed when whole.
-    partial_copy, source = place.with_name(f".{place.name}.part"), Path(run)
+    partial_copy = place.with_name(f".{place.name}.part")
     try:
         # GGUF has whole matrices, so an adapter is merged into a copy of its base first.
         with TemporaryDirectory() if is_adapter(source) else nullcontext("") as spare:
@@ -328,6 +330,8 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
             model = GgufModel.of(source)
             model.write(partial_copy, precision or model.own_precision)
         partial_copy.rename(place)
+    except UserError:  # some are errors of the operating system too
+        raise
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{source} lost files while it was read; try again") from error
     except OSError as error:
@@ -338,13 +342,19 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     return place
 
 
+def _named(place: Any, what: str) -> Path:
+    if not isinstance(place, str | os.PathLike) or not os.fspath(place) or "\0" in os.fspath(place):
+        raise RunDirectoryError(f"{what} is {shortened(repr(place))}; name a new {what}")
+    return Path(place)
+
+
 def check_new(folder: str | Path) -> None:
     """Refuse a folder that holds something, also through a link.
 
     Raises:
         RunDirectoryError: If it holds something.
     """
-    target = Path(folder)
+    target = _named(folder, "folder")
     if os.path.exists(target) and (not target.is_dir() or any(target.iterdir())):
         raise RunDirectoryError(f"{target} exists and is not empty; name a new folder")
 

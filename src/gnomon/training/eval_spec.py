@@ -11,7 +11,7 @@ from typing import Any, Self
 from gnomon.config.experiment import Experiment, from_table
 from gnomon.config.reading import check_evaluation, parse_override, read
 from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
-from gnomon.core.tables import to_table
+from gnomon.core.tables import check_types, to_table
 from gnomon.models.place import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import NO_TASK, RunDirectory
@@ -95,6 +95,7 @@ class EvalSpec:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self, "evaluate")
         if self.prompts is not None and self.prompts < 1:
             raise ConfigError(f"--prompts must be at least 1, got {self.prompts}")
         check_evaluation(self.overrides)
@@ -104,7 +105,8 @@ class EvalSpec:
         cls, task: str | Sequence[str] | None, samples: int | None, prompts: int | None, overrides: tuple[str, ...]
     ) -> Self:
         """Return what is asked by one name, by several, or by none."""
-        names = () if task is None else (task,) if isinstance(task, str) else tuple(task)
+        several = task if isinstance(task, list | tuple) else () if task is None else (task,)
+        names = tuple(str(each) if isinstance(each, Path) else each for each in several)
         return cls(names, samples, prompts, overrides)
 
     def experiments(self, candidates: Sequence[EvalTarget]) -> list[tuple[Experiment, Weights]]:

@@ -82,7 +82,7 @@ def dissect(
 
     Raises:
         DatasetError: If the file is not a batch.
-        ConfigError: If the batch lacks a field that the algorithm needs.
+        ConfigError: If an argument is something else, or the batch lacks a field that the algorithm needs.
 
     >>> import gnomon.testing
     >>> batch = gnomon.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
@@ -95,11 +95,18 @@ def dissect(
     if isinstance(batch, RecordedBatch):
         current = batch.current if current is None else current
         batch = batch.batch
+    if not isinstance(batch, Batch):
+        raise ConfigError(
+            f"batch is {type(batch).__name__}; give a file that a run recorded (RUN/batches/step-3.json), a "
+            "RecordedBatch or a Batch"
+        )
     if current is None:
         current = batch.behavior if batch.proximal is None else batch.proximal
+    if not isinstance(current, Tensor):
+        raise ConfigError(f"current is {type(current).__name__}; give a tensor Float[B T], or leave it out")
     if current.shape != batch.mask.shape:
         raise ConfigError(f"current has shape {tuple(current.shape)}, and the batch is {tuple(batch.mask.shape)}")
-    chosen = resolve(algorithm) if isinstance(algorithm, str) else algorithm
+    chosen = algorithm if isinstance(algorithm, Algorithm) else resolve(algorithm)
     found = decompose(chosen, batch, current)
     return found.loss, found.gradient, found
 
