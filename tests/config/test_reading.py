@@ -90,6 +90,10 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["config", "fp16"], "is another library's name"),
         (["tasks", "arithmetik"], "did you mean 'arithmetic'"),
         (["evaluate", "runs/gone", "steps=3"], "steps = 3 is of training, and changes nothing in an evaluation"),
+        (
+            ["train", "tiny", "model=tiny-moe", "lora.targets=up_proj"],
+            "unknown module 'up_proj'. Known: k_proj",
+        ),
         (["train", "tiny", "lora.targets=foo"], "lora.targets: unknown module 'foo'. Known: down_proj, gate_proj"),
         (
             ["train", "tiny", "report_to=trackio"],

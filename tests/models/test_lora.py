@@ -11,6 +11,7 @@ import transformers as hf
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models.load import load_model
 from gnomon.models.lora import LoraConfig, adapt, check_rank, merged_tensors, read_adapter_config, trainable
+from gnomon.models.place import LINEAR_LAYERS
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 IDS = torch.tensor([[256, 72, 105, 33]])
@@ -239,3 +240,19 @@ def test_a_setting_of_an_adapter_that_peft_does_not_write_is_named(tmp_path: Pat
 
     with pytest.raises(ModelError, match=rf"adapter_config.json': .*{key} is .*, and should be"):
         read_adapter_config(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", LINEAR_LAYERS)
+def test_linear_layers_known_without_torch_are_those_of_the_architecture(architecture: str):
+    """As transformers makes the model, of one layer and without memory; a table cannot fall behind."""
+    config = hf.AutoConfig.for_model(architecture)
+    for name in ("num_hidden_layers", "n_layer"):
+        if hasattr(config, name):
+            setattr(config, name, 1)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(config)
+    kinds = (torch.nn.Linear, hf.pytorch_utils.Conv1D)
+    found = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
+    assert sorted(LINEAR_LAYERS[architecture]) == sorted(found)

@@ -62,11 +62,10 @@ from gnomon.core.tables import build, canonical, flat, parse_toml, set_path, val
 from gnomon.diagnosis.finding import SEVERITIES
 from gnomon.models.place import (
     BUILT_IN,
-    LINEAR,
     check_device,
     check_hub,
+    check_modules_of,
     check_place,
-    modules_of,
 )
 from gnomon.records.directory import RunDirectory
 from gnomon.rewards.sandbox.packages import check_names as check_packages
@@ -497,12 +496,10 @@ def _check_run_dir(run_dir: Path, last: Mapping[str, Any]) -> None:
 
 
 def _check_lora(last: Mapping[str, Any]) -> None:
-    """Refuse modules that no model of the common architecture has."""
-    modules = modules_of(str(last.get("model")))
-    for target in _list(last.get("lora.targets")):
-        own = target.rpartition(".")[2]
-        if modules and target != "all-linear" and own not in modules and not own.isdecimal():
-            raise ConfigError(f"lora.targets: {unknown('module', target, LINEAR)}")
+    """Refuse modules that no model of the architecture has."""
+    check_modules_of(
+        str(last.get("model")), (each for each in _list(last.get("lora.targets")) if isinstance(each, str))
+    )
 
 
 _TRAINING = (

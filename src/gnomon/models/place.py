@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,32 +129,63 @@ def check_device(asked: str) -> None:
 
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")
+_OF_EXPERTS = ("k_proj", "lm_head", "o_proj", "q_proj", "v_proj")
+LINEAR_LAYERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((
+        "llama", "mistral", "qwen2", "qwen3", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2",
+        "gemma3_text", "granite", "helium", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "stablelm",
+    ), LINEAR),
+    **dict.fromkeys(("gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen3_moe"), _OF_EXPERTS),
+    **dict.fromkeys(("arcee", "apertus"), ("down_proj", *_OF_EXPERTS, "up_proj")),
+    **dict.fromkeys(("glm", "glm4"), ("down_proj", "gate_up_proj", *_OF_EXPERTS)),
+    **dict.fromkeys(("bloom", "gpt_neox"), ("dense", "dense_4h_to_h", "dense_h_to_4h", "lm_head", "query_key_value")),
+    "gpt2": ("c_attn", "c_fc", "c_proj", "lm_head"),
+    "gptj": ("fc_in", "fc_out", "k_proj", "lm_head", "out_proj", "q_proj", "v_proj"),
+    "opt": ("fc1", "fc2", "k_proj", "lm_head", "out_proj", "q_proj", "v_proj"),
+    "phi": ("dense", "fc1", "fc2", "k_proj", "lm_head", "q_proj", "v_proj"),
+    "phi3": ("down_proj", "gate_up_proj", "lm_head", "o_proj", "qkv_proj"),
+    "starcoder2": ("c_fc", "c_proj", *_OF_EXPERTS),
+}  # fmt: skip
+"""Names of the linear layers of an architecture, by its model_type; others are known once PyTorch is loaded."""
 _OTHER_MODULES = (
-    "act_fn", "embed_tokens", "input_layernorm", "k_norm", "layers", "mlp", "model", "norm", "post_attention_layernorm",
-    "q_norm", "rotary_emb", "self_attn",
+    "act", "act_fn", "activation_fn", "attention", "attn", "block_sparse_moe", "dropout", "embed_in", "embed_tokens",
+    "experts", "gate", "h", "input_layernorm", "k_norm", "layers", "ln_1", "ln_2", "ln_f", "mlp", "model", "norm",
+    "post_attention_layernorm", "q_norm", "rotary_emb", "router", "self_attention", "self_attn", "transformer", "wpe",
+    "wte",
 )  # fmt: skip
+"""Modules that no adapter fits, which whoever loads the model says."""
 
 
-def modules_of(name: str) -> Collection[str]:
-    """Return the names of modules in a model of the common architecture, none where a model has another.
+def check_modules_of(name: str, targets: Iterable[str]) -> None:
+    """Refuse targets of adapters that no module of a model is called, where its architecture is known without PyTorch.
 
     Args:
         name: A built-in model, a folder, or a model of the hub, which counts where its config is in the local cache.
+        targets: Names of modules, or paths that end in one.
+
+    Raises:
+        ConfigError: The message has the nearest name.
     """
+    linear = LINEAR_LAYERS.get(_model_type(name), ())
+    for target in targets:
+        own = target.rpartition(".")[2]
+        if linear and target != "all-linear" and own not in (*linear, *_OTHER_MODULES) and not own.isdigit():
+            raise ConfigError(f"lora.targets: {unknown('module', target, sorted(linear))}")
+
+
+def _model_type(name: str) -> str:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if name in (TINY, TINY_SUMS, DEFAULT):
-        return (*LINEAR, *_OTHER_MODULES)
+    if name in BUILT_IN:
+        return "qwen3_moe" if name == TINY_MIXTURE else "llama"
     file: Any = Path(name).expanduser() / "config.json"
     try:
         file = file if file.is_file() else try_to_load_from_cache(name, "config.json")
         config = json.loads(read_plain(Path(file)))
-        # Remote code may name its modules otherwise.
-        is_common = config["model_type"] in ("llama", "mistral", "qwen2", "qwen3") and "auto_map" not in config
+        return "" if "auto_map" in config else str(config["model_type"])  # remote code may name its modules otherwise
     except (HFValidationError, OSError, ValueError, TypeError, KeyError):
-        return ()
-    return (*LINEAR, *_OTHER_MODULES) if is_common else ()
+        return ""
 
 
 def _check_folder(folder: Path) -> None:
