@@ -92,7 +92,7 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["evaluate", "runs/gone", "steps=3"], "steps = 3 is of training, and changes nothing in an evaluation"),
         (
             ["train", "tiny", "model=tiny-moe", "lora.targets=up_proj"],
-            "unknown module 'up_proj'. Known: k_proj",
+            "unknown module 'up_proj'; did you mean 'v_proj'",
         ),
         (["train", "tiny", "lora.targets=foo"], "lora.targets: unknown module 'foo'. Known: down_proj, gate_proj"),
         (
@@ -122,6 +122,10 @@ print(code, *sorted({"torch", "transformers", "numpy"} & set(sys.modules)), file
         (["train", "own/dpo.toml", "task=own/rows.jsonl"], "own/rows.jsonl:1: rejected: missing; the row has"),
         (["train", "tiny", "--run-dir", "own/files"], "own/files holds files already"),
         (["train", "tiny", "--run-dir", "own/run", "steps=5"], "another experiment (steps is 9 there and 5 here)"),
+        (["train", "tiny", "task=[]"], "task = []: name a task or a file, or give a table with a kind"),
+        (["train", "tiny", "evaluation.task=3"], "evaluation.task = 3: name a task or a file, or give a table"),
+        (["train", "tiny", "rewards=[1]"], "rewards = [1]: give a kind, path.py:function or a table, not 1"),
+        (["train", "tiny", "evaluation.tasks=[1]"], "evaluation.tasks = [1]: give a task or a table, not 1"),
         (["train", "tiny", "task=aime-24"], "'aime-24' is a test set: it is evaluated on and never trained on"),
         (["sft", "tiny", "algorithm=grpo"], "trains on the dataset's answers, and algorithm = 'grpo' does not"),
         (["reward-model", "tiny", "algorithm=sft"], "ranks pairs of the dataset's answers, and algorithm = 'sft' does"),
@@ -438,6 +442,8 @@ def test_no_right_name_is_refused(name: str, preset: str):
         ["task=rows.jsonl", "rewards=['mine.py:f', 'numeric']"],
         ["task=org/name", "task.split=test", "rewards=numeric"],
         ["evaluation.task=AIME_24"],
+        ["task.kind=table", "task.path=rows.jsonl", "rewards=exact"],
+        ["task={kind='mixture', parts=['arithmetic', {task='rows.jsonl', weight=2.0}]}", "rewards=['numeric']"],
         ["evaluation.task=livecodebench@2024-08-01"],
         ["task=chain_sum", "task.parameters.max_terms=3"],
         ["evaluation.task=gsm8k", "evaluation.sampling.temperature=0.6"],

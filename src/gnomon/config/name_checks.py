@@ -312,14 +312,25 @@ def check_data(last: Mapping[str, Any], algorithm: str) -> None:
     tasks, facts = import_module("gnomon.tasks.build"), facts_of(algorithm)
     if facts is None or {"algorithm.demonstrated", "algorithm.samples"} & {*last}:
         return  # what the algorithm reads of a row is not known yet
+    for key, what in (("rewards", "a kind, path.py:function"), ("evaluation.tasks", "a task")):
+        for each in value if isinstance(value := last.get(key, []), list) else [value]:
+            if not isinstance(each, str | Mapping):
+                raise ConfigError(
+                    f"{key} = {shortened(repr(value))}: give {what} or a table, not {shortened(repr(each))}"
+                )
     is_judged = any(key.partition(".")[0] in ("rewards", "environment") and value for key, value in last.items())
     for key, named in (("task", tasks.named_for_training), ("evaluation.task", tasks.named_held_out)):
         table = tasks.task_table(last.get(key, {}), named)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key} = {shortened(repr(table))}: name a task or a file, or give a table with a kind")
         below = {path.removeprefix(f"{key}."): value for path, value in last.items() if path.startswith(f"{key}.")}
         if not {**table, **below} or (table and "kind" in below):
             continue  # there is none, or some of its settings do not count
+        kind = below.get("kind", table.get("kind"))
         for path, value in below.items():
-            set_path(table, path, value)
+            fits = known_names()["keys"].get(f"task.{path.partition('.')[0]}", {"": ""})
+            if {kind, ""} & {*fits}:  # another kind's settings are left out
+                set_path(table, path, value)
         config = checked(tasks.TaskConfig, table, key)
         if key == "task":
             tasks.check_trainable(config)
