@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from string import Formatter, Template
 from typing import Any, ClassVar, Protocol
 
@@ -61,7 +62,9 @@ class _Words(Formatter):
         return percent(value) if format_spec == "%" else str(super().format_field(value, format_spec))
 
 
-def _remedies() -> dict[str, Any]:
+# Once: each call of packaged_toml is a deep copy, and every step asks for a dozen texts.
+@cache
+def _remedies() -> Mapping[str, Any]:
     return packaged_toml("gnomon.diagnosis", "remedies.toml")
 
 
