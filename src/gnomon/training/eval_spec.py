@@ -166,7 +166,7 @@ class EvalSpec:
                 table.pop("rewards", None)
             elif not table.get("rewards"):
                 table["rewards"] = _judges(begun)
-        elif "task" not in table:
+        elif "task" not in table and self._sets:
             # An experiment needs a task, though only its evaluation sets are asked.
             asked_first = self._sets[0].get("task") if isinstance(self._sets[0], Mapping) else self._sets[0]
             table["task"] = (
