@@ -27,6 +27,7 @@ from gnomon.config.name_checks import (
     check_modules,
     check_pieces,
     declared_in,
+    facts_of,
     has_gpu,
     known_names,
     needed_packages,
@@ -345,8 +346,8 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
                 set_path(own, key.removeprefix(f"{section}."), value)
         build(cls, own, section)
     # What is known of the preset; nothing of a user's own algorithm.
-    own_facts = [facts for each, facts in known["facts"].items() if canonical(each) == canonical(str(name))]
-    found = {**known["usual facts"], **own_facts[0]} if own_facts else {}
+    facts = facts_of(str(name))
+    found = dict(facts or {})
     its_own = {key: value for key, value in settings.items() if key.startswith("algorithm.")}
     # A piece was changed, so only those facts hold that no piece decides.
     if {key.removeprefix("algorithm.") for key in its_own} - {*_OWN_FACTS, "preset"} or set(settings) & {
@@ -358,7 +359,7 @@ def _check_combinations(given: Sequence[tuple[str, Any]], name: Any, is_here: bo
     if "prompts_per_step" in settings:
         found.pop("algorithm.num_generations", None)
     plain = {key: value for key, value in settings.items() if key not in its_own}
-    if own_facts and "algorithm.hints" not in own_facts[0]:  # a preset whose reference is the usual one
+    if facts and not facts["algorithm.hints"]:  # a preset whose reference is the usual one
         where, usual = "algorithm.reference", known["reference"]
         named = {key.removeprefix(f"{where}.").partition(".")[0]: value for key, value in its_own.items()}
         check_reference(where, {name: v for name, v in named.items() if name in usual and v != usual[name]})

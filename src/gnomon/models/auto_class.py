@@ -38,7 +38,7 @@ def made_by(auto: Any, *given: Any, **settings: Any) -> Any:
     made = auto(*given, **settings)
     # `from_pretrained` returns its report beside the model, if asked.
     model = made[0] if isinstance(made, tuple) else made
-    if reads_images(model):
+    if reads_images(model.config):
         language = {
             id(parameter)
             for part in (body_of(model), model.get_output_embeddings())
@@ -50,11 +50,12 @@ def made_by(auto: Any, *given: Any, **settings: Any) -> Any:
     return made
 
 
-def reads_images(model: Any) -> bool:
-    """Whether a model takes images beside text: transformers may make it by either auto class, as it does Gemma 3."""
+def reads_images(config: Any) -> bool:
+    """Whether a config's model takes images beside text: either auto class may make it, as both do Gemma 3."""
     from transformers import AutoModelForImageTextToText
 
-    return type(model).__name__ in classes_of(AutoModelForImageTextToText, model.config)
+    made = classes_of(auto_class(config), config)
+    return not set(made).isdisjoint(classes_of(AutoModelForImageTextToText, config))
 
 
 def classes_of(auto: Any, config: Any) -> list[str]:

@@ -57,7 +57,7 @@ class HfNames:
     @property
     def reads_images(self) -> bool:
         """Whether the model takes images beside text."""
-        return reads_images(self._empty)
+        return reads_images(self._empty.config)
 
     @property
     def head_size(self) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnomon.core.errors import EngineError
 from gnomon.engines.vllm.sampling import PROCESSOR
-from gnomon.models.hf_names import HfNames
+from gnomon.models.auto_class import reads_images
 from gnomon.models.load import model_config
 from gnomon.models.tokenizer import context_of
 from gnomon.models.transfer.file import lent, read
@@ -73,7 +73,7 @@ def build(
             max_num_seqs=max_concurrent,
             # Only text is asked, as token ids. What prepares images wants a tokenizer nevertheless.
             language_model_only=True,
-            skip_tokenizer_init=not HfNames(folder).reads_images,
+            skip_tokenizer_init=not reads_images(published),
             # Rows of one prompt share its keys and values.
             enable_prefix_caching=True,
             enforce_eager=current_platform.is_cpu(),
