@@ -131,6 +131,8 @@ def module_of(verb: str) -> str:
 
 
 def _run(verb: str, rest: Sequence[str]) -> int:
+    # Given back where memory has run out, which then lacks even for saying so.
+    spare = bytearray(2**22)
     try:
         # What every verb shares: progress on standard error, a word about the user's code, and one process to end.
         with use_progress(_on_standard_error), on_user_code(_say_whose_code), one_process():
@@ -154,6 +156,7 @@ def _run(verb: str, rest: Sequence[str]) -> int:
     except BaseException as error:  # a panic of a library in Rust is no Exception
         # A limit of the machine (disk, memory, processes, files) is told in a line, and anything unforeseen as a
         # traceback.
+        del spare
         refused = refusal_of(error)
         if refused is None:
             raise

@@ -120,10 +120,12 @@ LIMITS = {
     errno.EAGAIN: "no more threads or processes can be started (ulimit -u and ulimit -v say what may be taken)",
 }
 """What an operating system refuses for want of room, by error number, and what to type."""
+# Compiled now: a pattern is compiled where it is first used, and here memory may have run out by then.
 _AS_TEXT = (
-    (r"(?:os error |\[Errno |Os \{ code: )(\d+)", 0),
-    ("No space left on device", errno.ENOSPC),
-    ("can't start new thread", errno.EAGAIN),
+    (re.compile(r"(?:os error |\[Errno |Os \{ code: )(\d+)"), 0),
+    (re.compile("No space left on device"), errno.ENOSPC),
+    (re.compile("can't start new thread"), errno.EAGAIN),
+    (re.compile("std::bad_alloc"), errno.ENOMEM),
 )
 
 
@@ -144,7 +146,7 @@ def refusal_of(error: BaseException) -> OSError | None:
     if isinstance(error, OSError) and error.errno is not None:
         return error if error.errno in LIMITS else None
     for pattern, number in _AS_TEXT:
-        if found := re.search(pattern, str(error)):
+        if found := pattern.search(str(error)):
             number = number or int(found[1])
             return OSError(number, str(error)) if number in LIMITS else None
     return None

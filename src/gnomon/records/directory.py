@@ -139,7 +139,9 @@ class RunDirectory:
         # The nearest folder that is there: all below it would be made.
         above = next(each for each in path.absolute().parents if os.path.lexists(each))
         is_folder = os.path.isdir(above)
-        if not is_folder or not os.access(above, os.W_OK | os.X_OK):
+        # As a write is judged: by the effective user, whose capabilities count too.
+        effective = os.access in os.supports_effective_ids
+        if not is_folder or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
             raise RunDirectoryError(
                 f"{path} cannot be written: {'Permission denied' if is_folder else f'{above} is no folder'}; choose a "
                 "directory that you may write to with --run-dir DIR"
