@@ -202,11 +202,31 @@ def test_one_call_a_sample_cannot_be_asked_for_a_group(by: Grade):
 
 
 def test_a_reward_that_hangs_is_refused_in_time(by: Grade):
-    """Two deadlines, not one for each answer."""
+    """Three deadlines, not one for each answer."""
     source = "import time\ndef score(completion): time.sleep(60)"
 
     with pytest.raises(RewardError, match=r"timed out after 0\.2 s \(grading\.deadline_seconds\)"):
         try_rewards(by(source), Limits(deadline_seconds=0.2), questions())
+
+
+@pytest.mark.parametrize("hangs", ["", "I do not know.", "42", "7"])
+def test_a_reward_that_hangs_on_one_answer_is_said(by: Grade, hangs: str):
+    """That answer is asked once; a reward that judges the others is no reason to end a run."""
+    source = f"import time\ndef score(completion):\n    if completion == {hangs!r}: time.sleep(60)\n    return len(completion)"
+
+    said = try_rewards(by(source), Limits(deadline_seconds=0.5), questions())
+
+    count = 2 if hangs in ("", "I do not know.") else 1
+    assert [f"fails on {count} of 6 answers" in line and repr(hangs) in line for line in said] == [True]
+
+
+def test_a_reward_that_hangs_on_made_answers_alone_is_said(by: Grade):
+    """Empty answers and those of words alone do not tell what it does with the rows' own."""
+    source = "import time\ndef score(completion):\n    if not completion.isdigit(): time.sleep(60)\n    return len(completion)"
+
+    said = try_rewards(by(source), Limits(deadline_seconds=0.5), questions())
+
+    assert ["fails on 4 of 6 answers" in line for line in said] == [True]
 
 
 def test_a_column_that_no_row_has_is_answered_with_what_to_type(by: Grade):

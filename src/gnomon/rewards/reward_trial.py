@@ -15,8 +15,9 @@ from gnomon.rewards.grading import NOTHING, Grading, WeightedReward
 from gnomon.rewards.grading_worker import from_sample, grading_program, to_verdict
 
 EMPTY, PLAIN = "", "I do not know."
-# Each answer that hangs costs a whole deadline; after two, the rest counts as late without being asked.
-_MOST_HUNG = 2
+# Each request that hangs costs a whole deadline, so it is not made again; after three others, of which the first
+# question's own answer is one, the rest counts as late without being asked.
+_MOST_HUNG = 3
 _TRIES = 3
 """Workers that are asked one question, where what ends them is not the reward."""
 
@@ -196,7 +197,7 @@ class _Bench:
     seconds: float
     questions: Sequence[Sequence[Sample]]
     rows: Sequence[str] = ()
-    hung: int = 0
+    hung: set[tuple[str, ...]] = field(default_factory=set)
     _worker: tuple[int, socket.socket, Channel] | None = field(default=None, init=False)
 
     def tried(self, number: int, messages: bool | None = None) -> Trial:
@@ -232,14 +233,15 @@ class _Bench:
 
     def _asked(self, request: dict[str, Any], count: int) -> list[Verdict] | ExitReason:
         late = Verdict(None, error=f"timed out after {self.seconds:g} s (grading.deadline_seconds)")
-        if self.hung >= _MOST_HUNG:
+        texts = tuple(sample["completion"] for sample in request.get("samples") or [request["sample"]])
+        if texts in self.hung or len(self.hung) >= _MOST_HUNG:
             return [late] * count
         try:
             channel = self._open(self.seconds * count)
             channel.send({"id": "trial", **request})
             said, _ = channel.receive()
         except TimeoutError:
-            self.hung += 1
+            self.hung.add(texts)
             self.end()
             return [late] * count
         except (OSError, EOFError, ValueError):
