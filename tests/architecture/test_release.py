@@ -39,11 +39,22 @@ def test_an_image_is_built_from_files_that_exist(image):
     assert [name for name in copied if not (ROOT / name).exists() or name not in kept] == []
 
 
-@pytest.mark.parametrize("name", ["test", "release"])
+@pytest.mark.parametrize("name", ["test", "release", "nightly"])
 def test_a_workflow_runs_targets_that_exist(name: str):
-    """Every `make` of a workflow is a target of the Makefile."""
-    commands = re.findall(r"^ +- run: make ([\w-]+)$", (ROOT / f".github/workflows/{name}.yml").read_text(), re.M)
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    """Every `make` of a workflow is a target of the Makefile, those of its matrix too."""
+    text = (ROOT / f".github/workflows/{name}.yml").read_text()
+    commands = set(re.findall(r"^ +- run: make ([\w-]+)$", text, re.M))
+    if "run: make ${{ matrix.target }}" in text:
+        commands.update(re.findall(r"[\w-]+", re.findall(r"^ +target: \[(.*)\]$", text, re.M)[0]))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 
     assert commands
-    assert set(commands) <= set(targets)
+    assert commands <= targets
+
+
+def test_every_night_runs_all_that_test_full_runs():
+    """What no job runs is broken within days: the parts of `test-full` are the nightly jobs, `lint` is of each push."""
+    (parts,) = re.findall(r"^test-full: (.*?) ##", (ROOT / "Makefile").read_text(), re.M)
+    (jobs,) = re.findall(r"^ +target: \[(.*)\]$", (ROOT / ".github/workflows/nightly.yml").read_text(), re.M)
+
+    assert {"lint", *re.findall(r"[\w-]+", jobs)} == set(parts.split())
