@@ -114,6 +114,33 @@ def test_no_folder_for_temporary_files_is_said(verb: str, tmp_path: Path):
     assert verb == "doctor" or "ulimit -f raises that" in ended.stderr
 
 
+def test_an_error_that_python_lost_is_memory_only_under_a_limit_of_it():
+    """CPython says so where a MemoryError was lost; without a limit of memory it is an extension's fault."""
+    look = (
+        "from gnomon.core.errors import refusal_of\n"
+        "for said in ('error return without exception set', '<f> returned NULL without setting an exception', 'x'):\n"
+        "    print(getattr(refusal_of(SystemError(said)), 'errno', None))"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", look], preexec_fn=before, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for before in (None, limited(resource.RLIMIT_DATA, 2_000_000_000))
+    ]
+
+    assert told == [["None"] * 3, [str(errno.ENOMEM)] * 2 + ["None"]]
+
+
+@pytest.mark.parametrize("verb", ["train", "plan", "evaluate"])
+@pytest.mark.parametrize(("kind", "option"), [(resource.RLIMIT_DATA, "-d"), (resource.RLIMIT_AS, "-v")])
+def test_too_little_memory_for_libraries_is_said_before_they_are_loaded(verb: str, kind: int, option: str):
+    """Native code that lacks memory aborts, hangs or is killed by a signal."""
+    ended = asked([verb, "tiny"], limited(kind, 100_000_000))
+
+    assert ended.returncode == 1, ended.stderr
+    assert f"MB, and ulimit {option} allows 100 MB" in ended.stderr.splitlines()[-1]
+
+
 def test_a_model_is_not_blamed_for_a_full_disk():
     """What the system refused stays what it is; another error is the model's."""
     with pytest.raises(OSError, match="No space"), parsed("the model"):
@@ -180,7 +207,7 @@ def test_few_open_files_end_in_words_or_are_enough(tmp_path: Path, most: int, st
         *((resource.RLIMIT_NOFILE, most) for most in (8, 12, 18)),
         *((resource.RLIMIT_FSIZE, most) for most in (60_000, 600_000)),
         *((resource.RLIMIT_AS, most) for most in (700_000_000, 1_200_000_000)),
-        *((resource.RLIMIT_DATA, most) for most in (200_000_000, 600_000_000)),
+        *((resource.RLIMIT_DATA, most) for most in (450_000_000, 600_000_000)),
     ],
 )
 def test_a_whole_run_under_a_limit_trains_or_ends_in_words(tmp_path: Path, kind: int, most: int):

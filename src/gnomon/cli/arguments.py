@@ -2,13 +2,15 @@
 
 import argparse
 import difflib
+import errno
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gnomon.core.progress import show_progress
 from gnomon.core.redaction import for_people
 from gnomon.core.tables import packaged_toml
 from gnomon.records.directory import RunDirectory
@@ -114,6 +116,26 @@ class SettingsParser(VerbParser):
             hint = f"did you mean {near[0]}? A" if near else "a"
             message = f"{message}; {hint} setting of that name is {found[1].lstrip('-').replace('-', '_')}=VALUE"
         super().error(message)
+
+
+@contextmanager
+def loading_libraries() -> Iterator[None]:
+    """Say that PyTorch and what is built on it are loaded during the block.
+
+    Raises:
+        OSError: If the process may take less memory than they do. Native code that lacks memory aborts or hangs, so
+            this is asked before.
+    """
+    if sys.platform != "win32" and "torch" not in sys.modules:
+        import resource
+
+        for kind, option, least in ((resource.RLIMIT_DATA, "d", 400), (resource.RLIMIT_AS, "v", 800)):
+            most = resource.getrlimit(kind)[0]
+            if most != resource.RLIM_INFINITY and most < least * 10**6:
+                allowed = f"ulimit -{option} allows {most // 10**6} MB"
+                raise OSError(errno.ENOMEM, f"libraries alone take about {least} MB, and {allowed}")
+    with show_progress("loading libraries", is_brief=True):
+        yield
 
 
 def parser_of(verb: str, about: str | None) -> VerbParser:

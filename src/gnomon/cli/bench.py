@@ -4,9 +4,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.cli.clone import enter_clone
-from gnomon.core.progress import show_progress, track
+from gnomon.core.progress import track
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"--profile measures one step of gnomon once: leave {other} out")
 
     enter_clone("bench", "benchmarks")
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from benchmarks.harness.run import Conditions, conduct, default_threads, profile, quick_or_standard
 
     size = quick_or_standard(given.quick)

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.reading import check_names
-from gnomon.core.progress import show_progress
 from gnomon.core.redaction import for_people
 
 
@@ -33,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"the following arguments are required: {', '.join(missing)}; or --logs NAME=DIR ...")
 
     check_names(given.experiment, given.overrides, [n for n in given.algorithms.split(",") if not n.endswith(".toml")])
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.analysis.compare.page import text
         from gnomon.analysis.compare.records import Unit
         from gnomon.analysis.compare.run import NUMBERS, PAGE, Design, RunLimit, conduct, folder_of
@@ -60,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 def _compare_logs(
     given: Sequence[str], kind: Literal["held-out", "training"] | None, out: Path | None, as_json: bool
 ) -> int:
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.analysis.compare.logs import arms_of, compare_logs, page, text
         from gnomon.core.atomic_files import write_page
         from gnomon.records.jsonl import sound

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from gnomon.cli.arguments import parser_of
-from gnomon.core.progress import show_progress
+from gnomon.cli.arguments import loading_libraries, parser_of
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the script; return the exit code."""
     given = parser_of("completion", __doc__).parse_args(arguments)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         verbs = every_verb()
     print(_SHELLS[given.shell](verbs), end="")
     return 0

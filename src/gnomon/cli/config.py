@@ -4,10 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.foreign_names import as_markdown as migration_page
 from gnomon.config.reading import check_setting
-from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if given.key is not None:
         check_setting(given.key)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.reference import as_markdown, as_names, named, settings
 
     if given.names:

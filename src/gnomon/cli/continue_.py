@@ -7,9 +7,8 @@ and what it knows of the prompts that stay; its steps count on from there.
 import argparse
 from collections.abc import Sequence
 
-from gnomon.cli.arguments import chosen, finished, parser_of, restarted
+from gnomon.cli.arguments import chosen, finished, loading_libraries, parser_of, restarted
 from gnomon.config.reading import check_names, parse_override
-from gnomon.core.progress import show_progress
 from gnomon.records.directory import RunDirectory, refuse_unchanged
 
 
@@ -21,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     check_names(RunDirectory(given.run).experiment, given.overrides)
     if given.restarts:
         return _with_restarts(given)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.training.api import continue_run
 
     settings = [parse_override(each) for each in given.overrides]
@@ -30,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _with_restarts(given: argparse.Namespace) -> int:
     """Continue in a process that is begun again after a fault, in a directory that is chosen in advance."""
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.training.continuation import LENGTH
 
     run_dir = given.run_dir

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnomon.cli.algorithms import composed
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.reading import check_algorithm
 from gnomon.core.errors import ConfigError, no_file
 from gnomon.core.progress import show_progress, track
@@ -38,7 +38,7 @@ def _dissect(batch: str, names: str, overrides: Sequence[str], rows: int, as_jso
         check_algorithm(name)
     if not os.path.exists(batch):
         raise ConfigError(no_file(Path(batch), (".json",)))
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.analysis.dissect.dissect import as_row, decompose
         from gnomon.analysis.dissect.tables import WIDTH, show
         from gnomon.records.batches import read_batch
@@ -74,7 +74,7 @@ def _algorithms(names: str, overrides: Sequence[str]) -> tuple[Mapping[str, "Alg
 
 
 def _verify(names: str | None, as_json: bool) -> int:
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.analysis.dissect.verify import verify
 
     report = verify() if names is None else verify(_algorithms(names, [])[0])

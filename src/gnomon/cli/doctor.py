@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnomon.cli.arguments import parser_of
-from gnomon.core.progress import show_progress
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.core.redaction import for_people, shortened
 from gnomon.records.directory import RunDirectory
 
@@ -28,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     path, width = Path(given.run), min(WIDEST, shutil.get_terminal_size().columns)
     RunDirectory.check_there(path)
 
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.records.foreign import is_foreign
 
         look = _of_foreign if is_foreign(path) else _of_gnomon

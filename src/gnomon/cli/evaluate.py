@@ -10,10 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.reading import check_evaluation
 from gnomon.core.errors import ConfigError, RunDirectoryError
-from gnomon.core.progress import show_progress
 from gnomon.models.place import BUILT_IN, check_hub, check_place
 from gnomon.records.directory import RunDirectory
 
@@ -41,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         if model not in BUILT_IN and not os.path.exists(model):
             check_place(model)
             check_hub(model)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.cli.results import table
         from gnomon.training.api import evaluate_each
         from gnomon.training.eval_spec import EvalSpec

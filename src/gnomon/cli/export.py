@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from shlex import quote
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import show_progress
 from gnomon.records.directory import RunDirectory
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _copied(given: argparse.Namespace) -> str:
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.training.api import export
 
     folder = export(given.run, given.folder)
@@ -48,7 +48,7 @@ def _copied(given: argparse.Namespace) -> str:
 
 
 def _converted(given: argparse.Namespace) -> str:
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.training.api import export_gguf
 
     with show_progress(f"writing {given.folder}"):
@@ -59,7 +59,7 @@ def _converted(given: argparse.Namespace) -> str:
 
 
 def _uploaded(given: argparse.Namespace) -> str:
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         # A room that the command line knows by name only.
         push_to_hub = import_module("gnomon.insight.model_card").push_to_hub
 

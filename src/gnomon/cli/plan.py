@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from gnomon.cli.arguments import cluster_overrides, parser_of
+from gnomon.cli.arguments import cluster_overrides, loading_libraries, parser_of
 from gnomon.config.reading import check_names
 from gnomon.core.errors import ConfigError
 from gnomon.core.progress import show_progress
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         import_module("gnomon.analysis.planner.hardware").hardware_of(given.hardware)
         return _on_cluster(given)
 
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.analysis.plan import make_plan
         from gnomon.config.experiment import load, to_toml
         from gnomon.models.size import model_size
@@ -78,7 +78,7 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
     Raises:
         ConfigError: It does not fit. Where settings would fix that, the forecast with them was printed.
     """
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.experiment import load, to_toml
 
         planner, deployment, search = (

@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 
-from gnomon.cli.arguments import parser_of
-from gnomon.core.progress import show_progress
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.records.directory import RunDirectory
 
 
@@ -14,7 +13,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser_of("report", __doc__).parse_args(arguments)
     RunDirectory.check_there(*given.run)
 
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.records.console import Console
 
         write_report = import_module("gnomon.insight.report.write").write_report

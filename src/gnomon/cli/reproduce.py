@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.cli.clone import enter_clone
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.progress import show_progress
 
 if TYPE_CHECKING:
     from experiments.claims.folders import ClaimFolder
@@ -28,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     known = [path.parent.name for path in sorted((given.experiments or here).glob("*/claim.py"))]
     if given.claim and known and given.claim not in known:
         raise ConfigError(unknown("claim", given.claim, known))
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from experiments.claims.folders import chosen, claim_folders, experiments_folder
 
     root = experiments_folder(given.experiments)

@@ -3,9 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
-from gnomon.cli.arguments import finished, parser_of, restarted
+from gnomon.cli.arguments import finished, loading_libraries, parser_of, restarted
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import show_progress
 from gnomon.records.directory import RunDirectory
 
 
@@ -23,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     RunDirectory.check(given.run)
     if given.restarts:
         return restarted(["resume", str(given.run), *["--json"] * given.json], given.run, given.restarts)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.training.api import resume
 
     return finished(given, lambda: resume(given.run))

@@ -4,10 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.name_checks import known_names
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -15,7 +14,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser_of("rewards", __doc__).parse_args(arguments)
     if given.kind is not None and given.kind not in known_names()["rewards"]:
         raise ConfigError(unknown("kind of reward", given.kind, known_names()["rewards"]))
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.reference import describe_kind, kinds, list_kinds, of_kind
 
     if given.json:

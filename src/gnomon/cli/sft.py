@@ -13,11 +13,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, parser_of, supervise
+from gnomon.cli.arguments import cluster_overrides, finished, loading_libraries, parser_of, supervise
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
-from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__) -> int:
@@ -42,7 +41,7 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
         source = [] if given.experiment is None else [given.experiment]
         return supervise(given, [verb, *source, *given.overrides], given.experiment or verb, given.overrides)
 
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.experiment import supervised
         from gnomon.training.api import train_experiment
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gnomon.cli.arguments import parser_of
+from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.reading import check_named_task
 from gnomon.core.errors import ConfigError, unknown
-from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parser_of("tasks", __doc__).parse_args(arguments)
     if given.name is not None:
         check_named_task(given.name)
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.reference import describe_kind, kinds, of_kind
 
     if given.name is None or given.name in kinds("task"):

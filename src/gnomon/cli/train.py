@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, parser_of, supervise
+from gnomon.cli.arguments import cluster_overrides, finished, loading_libraries, parser_of, supervise
 from gnomon.config.reading import check_names
-from gnomon.core.progress import show_progress
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     if given.restarts:
         return supervise(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 
-    with show_progress("loading libraries", is_brief=True):
+    with loading_libraries():
         from gnomon.config.experiment import load
         from gnomon.training.api import train_experiment
 

@@ -34,6 +34,7 @@ import importlib
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -127,6 +128,7 @@ _AS_TEXT = (
     (re.compile("can't start new thread"), errno.EAGAIN),
     (re.compile("std::bad_alloc"), errno.ENOMEM),
 )
+_LOST = re.compile("without (exception set|setting an exception)")
 
 
 def refusal_of(error: BaseException) -> OSError | None:
@@ -138,7 +140,9 @@ def refusal_of(error: BaseException) -> OSError | None:
     OSError(27, 'I/O error: File too large (os error 27)')
     >>> refusal_of(ValueError("a number"))
     """
-    if isinstance(error, MemoryError):
+    # CPython loses a MemoryError now and then, and what it raises in its place could be a fault of an extension too.
+    is_lost = isinstance(error, SystemError) and _LOST.search(str(error)) and _is_memory_limited()
+    if is_lost or isinstance(error, MemoryError):
         return OSError(errno.ENOMEM, str(error))
     # tempfile tries every folder and then raises this, whatever each refused for.
     if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
@@ -150,6 +154,15 @@ def refusal_of(error: BaseException) -> OSError | None:
             number = number or int(found[1])
             return OSError(number, str(error)) if number in LIMITS else None
     return None
+
+
+def _is_memory_limited() -> bool:
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds)
 
 
 def _refused_temporary(error: OSError) -> OSError:
