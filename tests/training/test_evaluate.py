@@ -70,6 +70,25 @@ def test_the_line_of_an_evaluation_says_what_could_not_be_graded(tmp_path: Path)
     assert "after step 3 (1 of 8 samples could not be graded" in " ".join(shown.getvalue().split())
 
 
+def test_a_reward_that_does_not_apply_is_no_zero():
+    """TRL's None: the score is the experiment's first part on the prompts that it applies to, in any order of prompts.
+
+    Of b's samples it applies to two of three; none of a's are in pass@k, and the form is judged everywhere.
+    """
+    form, both = Grade(0.0, {"form": 1.0}, answer="z"), Grade(1.0, {"math": 1.0, "form": 1.0}, answer="7")
+    rows = (group("a", form, form, form), group("b", both, form, both))
+    for asked in (rows, rows[::-1]):
+        found = summarize(asked, 0, "sums", 3, ("math", "form"))
+        answered = {row.prompt_id: row for row in found.answered}
+
+        assert [*found.scores] == ["math", "form", "math given form", "reward"]
+        assert (found.headline.mean, found.scores["math given form"].mean, found.errors) == (1.0, 1.0, 0)
+        assert found.pass_at == {"1": 1.0, "2": 1.0}
+        assert (answered["a"].scores, answered["b"].scores, answered["b"].samples) == ((), (1.0, 1.0), 3)
+    none = summarize((group("c", Grade(None, error="slow")), rows[0]), 0, "sums", 3, ("math", "form"))
+    assert (none.headline.mean, none.ungraded.endswith("on 1 of 2 prompts none could")) == (1.0, True)
+
+
 def test_answers_vote_in_the_form_of_the_verifier():
     """Of four samples of a, 7 wins with two votes against one, and one sample has no vote; of b's, 5 wins: 1/2."""
     rows = (TWO[0], group("b", *(graded(0, "5"),) * 2, graded(1, "6"), graded(1, "6.0")))

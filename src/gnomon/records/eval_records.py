@@ -31,8 +31,8 @@ class EvalRecord:
     Attributes:
         prompt_id: Id of the task.
         question: A digest of its text; the same question has the same one everywhere.
-        scores: First part of the reward of each graded sample, in the order of sampling.
-        answers: Answer of each graded sample, in the verifier's canonical form; None where it gave no answer.
+        scores: First part of the reward of each sample that it applies to, in the order of sampling.
+        answers: Answer of each of these, in the verifier's canonical form; None where it gave no answer.
         lengths: Number of tokens of every sample.
         truncated: Number of samples that their budget cut off.
         errors: Number of samples that could not be graded.
@@ -49,22 +49,22 @@ class EvalRecord:
     @classmethod
     def of(cls, group: Group, part: str) -> "EvalRecord":
         """Return how a graded group answered; ``part`` names the part of the reward that is its score."""
-        # Lengths are of all samples, scores of the graded ones alone: an error is no zero.
-        graded = [r for r in group.rollouts if r.grade.error is None]
+        # Lengths are of all samples: an error is no zero, and neither is a part that does not apply (TRL's None).
+        scored = [r for r in group.rollouts if r.grade.error is None and part in r.grade.parts]
         return cls(
             prompt_id=group.task.id,
             question=question_digest(group.task.text),
-            scores=tuple(r.grade.parts.get(part, 0.0) for r in graded),
-            answers=tuple(r.grade.answer for r in graded),
+            scores=tuple(r.grade.parts[part] for r in scored),
+            answers=tuple(r.grade.answer for r in scored),
             lengths=tuple(len(r.response) for r in group.rollouts),
             truncated=sum(r.is_truncated for r in group.rollouts),
-            errors=len(group.rollouts) - len(graded),
+            errors=sum(r.grade.error is not None for r in group.rollouts),
         )
 
     @property
     def samples(self) -> int:
         """Samples that were drawn, errors among them."""
-        return len(self.scores) + self.errors
+        return len(self.lengths)
 
     @property
     def right(self) -> int:
@@ -195,6 +195,6 @@ def _answered(line: Mapping[str, Any]) -> EvalRecord | None:
         and all(answer is None or isinstance(answer, str) for answer in answers)
         and all(type(count) is int and count >= 0 for count in (*lengths, row.truncated, row.errors))
         and len(scores) == len(answers)
-        and len(lengths) == row.samples
+        and len(lengths) >= len(scores) + row.errors
     )
     return row if is_sound else None

@@ -104,7 +104,7 @@ class Evaluation:
             return ""
         drawn = sum(p.prompts * p.samples for p in self.parts or (self,))
         said = f"{self.errors} of {drawn} samples could not be graded and are in no score"
-        empty = sum(not row.scores for row in self.answered)
+        empty = sum(row.errors == row.samples for row in self.answered)
         return f"{said}, on {empty} of {self.prompts} prompts none could" if empty else said
 
     def as_row(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Evaluator:
                 return group
 
             groups = await asyncio.gather(*(ask(index) for index in range(len(eval_set.tasks))))
-        evaluation = summarize(groups, step, eval_set.tasks.name, eval_set.samples)
+        evaluation = summarize(groups, step, eval_set.tasks.name, eval_set.samples, tuple(eval_set.grading.weights))
         return replace(evaluation, seconds=time.perf_counter() - began, drawn=eval_set.drawn)
 
 
@@ -340,13 +340,19 @@ def _within(ends: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return sum(low for low, _ in ends) / len(ends), sum(high for _, high in ends) / len(ends)
 
 
-def summarize(groups: Sequence[Group], step: int, task: str, samples: int) -> Evaluation:
-    """Return what graded groups, one a prompt, amount to."""
+def summarize(groups: Sequence[Group], step: int, task: str, samples: int, order: Sequence[str] = ()) -> Evaluation:
+    """Return what graded groups, one a prompt, amount to.
+
+    Args:
+        order: Names of the parts of the reward as the experiment has them. The first that applies to any sample is the
+            score, whichever applies to the first prompt; a sample that it does not apply to is in no score.
+    """
     rollouts = [r for group in groups for r in group.rollouts]
     count = max(len(rollouts), 1)
     # Samples that could not be graded are in no score; a prompt with none left counts in no mean.
     graded = [g for g in ([r for r in group.rollouts if r.grade.error is None] for group in groups) if g]
-    names = list(dict.fromkeys(name for g in graded for r in g for name in r.grade.parts))
+    found = dict.fromkeys(name for g in graded for r in g for name in r.grade.parts)
+    names = [*(name for name in order if name in found), *(name for name in found if name not in order)]
     parts = {n: [[r.grade.parts[n] for r in g if n in r.grade.parts] for g in graded] for n in names}
     scores = {name: _score(values) for name, values in parts.items()}
     scores |= _given(graded, names)
@@ -377,8 +383,10 @@ def _given(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> dict[st
         values = [r.grade.parts.get(other) for g in graded for r in g]
         # Other parts that are 0 or 1 are conditions such as the right format.
         if set(values) <= {0.0, 1.0} and 1.0 in values:
-            chosen = [[r.grade.parts[names[0]] for r in g if r.grade.parts[other] == 1.0] for g in graded]
-            found[f"{names[0]} given {other}"] = _score(chosen)
+            chosen = [[r.grade.parts for r in g if r.grade.parts[other] == 1.0] for g in graded]
+            scored = [[parts[names[0]] for parts in g if names[0] in parts] for g in chosen]
+            if any(scored):
+                found[f"{names[0]} given {other}"] = _score(scored)
     return found
 
 
