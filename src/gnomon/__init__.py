@@ -24,9 +24,8 @@ _HOMES = {
     "gnomon.core.types": ("Batch", "Completion", "Grade", "Group", "Rollout", "Task"),
     "gnomon.algorithms": ("Algorithm", "PRESETS", "CISPO", "DAPO", "GRPO", "GSPO", "P3O", "PPO", "SPO", "VAPO"),
     "gnomon.config.experiment": ("Experiment",),
-    "gnomon.training.api": ("resume", "evaluate", "export"),
-    "gnomon.training.python_api": ("train", "continue_", "sft"),
-    "gnomon.training.result": ("load",),
+    "gnomon.training.api": ("export",),
+    "gnomon.training.python_api": ("train", "continue_", "sft", "resume", "evaluate", "load"),
     "gnomon.insight.model_card": ("push_to_hub",),
     "gnomon.analysis.dissect.dissect": ("dissect",),
 }

@@ -146,6 +146,8 @@ def test_a_number_on_the_way_counts_in_a_list():
     assert table == {"rewards": [{"weight": 2.0}, {"kind": "numeric", "weight": 3.0}]}
     with pytest.raises(ConfigError, match=r"rewards\.2\.weight: '2' is no entry of a list of 2"):
         set_path(table, "rewards.2.weight", 1.0)
+    set_path(made := {}, "rewards.0.kind", "numeric")
+    assert made == {"rewards": [{"kind": "numeric"}]}, "where there is no list, it begins one"
 
 
 @dataclass(frozen=True)

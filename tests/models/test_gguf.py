@@ -26,6 +26,7 @@ import gnomon
 from gnomon.cli.main import main
 from gnomon.core.errors import ModelError
 from gnomon.models.gguf import _PATTERNS, GgufModel
+from gnomon.models.tiny import save_tiny
 
 TEXTS = ("What is 12 + 345?", "It's a naïve test;\n\n  so\tit goes 2026.", "<|user|>déjà vu<|end|>")
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -178,6 +179,12 @@ def test_another_form_is_refused_before_a_weight_is_read(file: str, change: dict
 
     with pytest.raises(ModelError, match=f"{said}.*convert_hf_to_gguf.py"):
         GgufModel.of(source)
+
+
+def test_a_vocabulary_of_bytes_is_refused_with_what_reads_it(tmp_path: Path):
+    """tiny and tiny-sums have no merges, which every reader of GGUF asks for."""
+    with pytest.raises(ModelError, match=r"a token for each byte and no merges.*`gnomon export RUN FOLDER` writes is"):
+        GgufModel.of(save_tiny(tmp_path))
 
 
 def test_a_run_is_exported_as_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from gnomon.core.errors import ConfigError, DatasetError
-from gnomon.models.folder import DATE
+from gnomon.core.sections import DATE
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.models.tokenizer import TokenBytes, Tokenizer, wrap
 from gnomon.tasks.base import Further

@@ -16,7 +16,8 @@ from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.load import load_model, load_tokenizer
 from gnomon.models.lora import LoraConfig, adapt, other_base, read_adapter_config
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
-from gnomon.training.api import evaluate, export, resume, train_experiment
+from gnomon.training.api import export, resume, train_experiment
+from gnomon.training.python_api import evaluate
 
 COMMON = (
     "rewards=[{kind='format', pattern='[!-P].*'}]", "rollouts_per_step=16", "algorithm.num_generations=4",

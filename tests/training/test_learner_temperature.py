@@ -10,8 +10,9 @@ from tests.random_model import RANDOM
 from gnomon.cli.results import show
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
-from gnomon.training.api import evaluate, train_experiment
+from gnomon.training.api import train_experiment
 from gnomon.training.notes import temperature_note
+from gnomon.training.python_api import evaluate
 
 
 def rows(folder: Path, *overrides: str) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import RunDirectoryError
 from gnomon.models.tiny import save_tiny
 from gnomon.records.run_card import Card, run_card, write_card
-from gnomon.training.api import evaluate, train_experiment
+from gnomon.training.api import train_experiment
 from gnomon.training.continuation import (
     changed_code,
     changes,
@@ -21,6 +21,7 @@ from gnomon.training.continuation import (
     other_experiment,
     sources_of,
 )
+from gnomon.training.python_api import evaluate
 
 _FEW = ("task.size=8", "held_out.size=2", "sampling.max_completion_length=4", "evaluation.before=false")
 REWARD = "rewards=[{{kind='function', function='{}:pay'}}]"

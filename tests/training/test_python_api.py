@@ -5,6 +5,8 @@ import functools
 import itertools
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -257,7 +259,7 @@ def test_tables_and_columns_are_rows():
 
     columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
     for table in (pandas.DataFrame(ROWS), pyarrow.Table.from_pylist(ROWS), Polars(), columns):
-        assert _task(table, "dataset")["path"] == write_rows(ROWS)
+        assert _task(table, "dataset").written()["path"] == write_rows(ROWS)
 
 
 def test_rows_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -320,6 +322,67 @@ def test_every_public_function_refuses_what_it_cannot_take(
     with pytest.raises(UserError) as refused:
         FIRST[function](given)
     assert len(str(refused.value).splitlines()) <= 5
+
+
+WITHOUT_TORCH = [
+    ('train(model="tiny", dataset="arithmetik")', "did you mean 'arithmetic'"),
+    ('train(model="tiny", dataset=ROWS, rewards="numerik")', "did you mean 'numeric'"),
+    ('train(model="tiny", dataset=ROWS, rewards=["numeric", {"kind": "numerik"}])', "did you mean 'numeric'"),
+    ('train(model="tiny", dataset=ROWS, rewards=[(own, 0.5), "numerik"])', "did you mean 'numeric'"),
+    ('train(model="tiny", dataset=ROWS, algorithm="grop")', "did you mean 'grpo'"),
+    ('train(model="tiny", dataset=ROWS, algorithm={"preset": "grpo", "aggregate": "TokenMeen"})', "'TokenMean'"),
+    ('train(model="tiny", dataset=ROWS, algorithm=loss, stepz=3)', "did you mean 'steps'"),
+    ('train(model="tini", dataset=ROWS)', "unknown model 'tini'"),
+    ('train("tini")', "did you mean 'tiny'"),
+    ('train("tiny", learning_rate="fast")', "should be a number"),
+    ('train("tiny", lora={"targets": ("foo",)})', "unknown module 'foo'"),
+    ('train("tiny", rollouts_per_step=30)', "is not a multiple of the 8 rollouts"),
+    ('train("tiny", run_dir=__file__)', "is a file, so no run"),
+    ('train("tiny", environment="gone.py:Own")', "gone.py does not exist"),
+    ('train(model="tiny", dataset=[{"prompt": "a"}], rewards="numeric")', "answer: missing; the row has prompt"),
+    ('train(model="tiny", dataset=ROWS, eval_dataset=[{"prompt": "a"}], rewards="numeric")', "answer: missing"),
+    ('sft(model="tiny", dataset=[{"prompt": "a"}])', "answer: missing"),
+    ('sft(model="tiny", dataset=ROWS, algorithm="grpo")', "trains on the dataset's answers, and algorithm = 'grpo'"),
+    ('continue_("gone", steps=3)', "there is no run gone"),
+    ('resume("gone")', "there is no run gone"),
+    ('load("gone")', "there is no run gone"),
+    ('evaluate("tiny", task="arithmetik")', "did you mean 'arithmetic'"),
+    ('evaluate("tiny")', "tiny is no run, so"),
+    ('evaluate("runs/gone")', "there is no folder runs/gone"),
+    ('evaluate("tini", task="arithmetic")', "unknown model 'tini'"),
+]
+PROGRAM = """
+import sys
+import gnomon
+ROWS = [{"prompt": "1+1=", "answer": "2"}]
+def own(completion): return 1.0
+def loss(view): return view.current
+for call in sys.stdin.read().splitlines():
+    try:
+        eval("gnomon." + call)
+    except gnomon.UserError as error:
+        print(*str(error).splitlines(), *sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_what_is_wrong_is_refused_without_torch(tmp_path: Path):
+    """A wrong name or value from Python costs no import of torch or transformers, which takes seconds."""
+    (tmp_path / "own.py").write_text(PROGRAM)
+    calls = "\n".join(call for call, _ in WITHOUT_TORCH)
+    done = subprocess.run([sys.executable, "own.py"], input=calls, capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.stderr == ""
+    for (call, said), line in zip(WITHOUT_TORCH, done.stdout.splitlines(), strict=True):
+        assert said in line, call
+        assert not line.endswith(("torch", "transformers")), call
+
+
+def test_an_iterator_is_not_used_up_by_what_is_refused():
+    """A generator of rows serves the call after the one that had a wrong name."""
+    rows = iter(ROWS)
+    with pytest.raises(ConfigError, match="did you mean 'numeric'"):
+        trained(dataset=rows, rewards="numerik")
+    assert trained(dataset=rows, rewards="numeric", steps=0).steps == 0
 
 
 def test_a_dissection_says_which_argument_it_cannot_take():

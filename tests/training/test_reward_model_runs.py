@@ -16,7 +16,8 @@ from gnomon.core.errors import UserError
 from gnomon.models.tiny import save_tiny, tiny_tokenizer
 from gnomon.rewards.base import Sample
 from gnomon.rewards.model import RewardModel
-from gnomon.training.api import evaluate, export, resume, train_experiment
+from gnomon.training.api import export, resume, train_experiment
+from gnomon.training.python_api import evaluate
 from gnomon.training.result import Result
 from gnomon.training.reward_models import load_scorer
 

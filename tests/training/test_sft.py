@@ -33,7 +33,8 @@ from gnomon.records.reading import RunRecord
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.dataset_rollouter import DatasetRollouter
 from gnomon.rollouts.rollout import RolloutTimer
-from gnomon.training.api import evaluate, resume, train_experiment
+from gnomon.training.api import resume, train_experiment
+from gnomon.training.python_api import evaluate
 from gnomon.training.run import StopRequest
 
 SHAPE = TinyConfig(width=16, heads=2, kv_heads=1)

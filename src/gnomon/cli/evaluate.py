@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gnomon.cli.arguments import loading_libraries, parser_of
 from gnomon.config.reading import check_evaluation
 from gnomon.core.errors import ConfigError, RunDirectoryError
-from gnomon.models.place import BUILT_IN, check_hub, check_place
-from gnomon.records.directory import RunDirectory
 
 if TYPE_CHECKING:
     from gnomon.core.statistics import Difference
@@ -32,14 +30,6 @@ def run(arguments: Sequence[str]) -> int:
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
     models = [given.model, *(text for text in others if text not in overrides)]
     check_evaluation(overrides, given.task or (), models)
-    if not given.task:  # a model of the hub is asked about a task that is named
-        RunDirectory.check_there(
-            *(Path(name) for name in (given.model, *others) if "/" in name and "=" not in name), is_model=True
-        )
-    for model in models if given.task else ():
-        if model not in BUILT_IN and not os.path.exists(model):
-            check_place(model)
-            check_hub(model)
     with loading_libraries():
         from gnomon.cli.results import table
         from gnomon.training.api import evaluate_each

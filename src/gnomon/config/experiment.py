@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +22,7 @@ from gnomon.config.reading import NO_ALGORITHM, as_json, parse_override, read, s
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.sections import (
+    DATE,
     STARTED,
     BudgetConfig,
     CheckpointConfig,
@@ -40,7 +40,6 @@ from gnomon.core.sections import (
 from gnomon.core.tables import build, check_types, drop_other_kind, flat, set_path, settled, to_table, value_at
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.folder import DATE
 from gnomon.models.lora import LoraConfig, is_adapter, read_adapter_config
 from gnomon.models.place import check_device
 from gnomon.rewards.answers import Where
@@ -208,12 +207,6 @@ class Experiment:
                 "a reward model writes no answers that could be judged; set rewards = [] and evaluation.tasks = [] "
                 "(evaluation.task names a table of held-out pairs)"
             )
-        try:
-            date.fromisoformat(self.template_date)
-        except ValueError as error:
-            raise ConfigError(
-                f"template_date must be a day as YYYY-MM-DD, such as '{DATE}', got {self.template_date!r} ({error})"
-            ) from error
 
     @property
     def staleness_bound(self) -> int:

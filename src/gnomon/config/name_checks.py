@@ -337,3 +337,47 @@ def check_data(last: Mapping[str, Any], algorithm: str) -> None:
         if key == "task" and not is_judged and not facts["algorithm.is_supervised"]:
             tasks.own_rewards(config)
         tasks.check_small(config, facts["algorithm.dataset_answers"])
+
+
+_LIST = 'a list, such as ["a", "b"]'
+_FORMS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "text": (str, "text"),
+    "str": (str, "text"),
+    "bool": (bool, "true or false"),
+    "true": (bool, "true or false"),
+    "false": (bool, "true or false"),
+    "table": (Mapping, "a table, such as {name = 1}"),
+}
+"""Types as `gnomon config` prints them: what a value is then, and in words."""
+
+
+def type_flaw(allowed: str, value: Any) -> str | None:
+    """Return what a value should be; None where it is that, or may be.
+
+    >>> type_flaw("int", "5"), type_flaw('int | "measured"', "measured"), type_flaw("Kl | Entropy", 3)
+    ('a whole number; write 5', None, 'a piece, such as Kl')
+    """
+    options = [allowed] if allowed.startswith("list of ") else allowed.split(" | ")
+    said: dict[str, None] = {}
+    for option in options:
+        if option.startswith("list of "):
+            each = value if isinstance(value, list) else [value]
+            is_it = option == "list of table" or all(type_flaw(option[8:], one) is None for one in each)
+            words = _LIST
+        elif option[:1] == '"':
+            is_it, words = value == option[1:-1], repr(option[1:-1])
+        elif option in _FORMS:
+            kinds, words = _FORMS[option]
+            is_it = isinstance(value, kinds) and (kinds is bool) == isinstance(value, bool)
+        else:  # a piece of an algorithm, or what is not known here
+            is_it, words = not option[:1].isupper() or isinstance(value, str | Mapping), f"a piece, such as {option}"
+        if is_it:
+            return None
+        if not option[:1].isupper() or not any(each.startswith("a piece") for each in said):
+            said[words] = None
+    whole = re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value)) if "a whole number" in said else None
+    way = f"; write {whole[1]}" if whole else ""
+    *others, last = sorted(said, key=lambda each: each[:1] == "'")  # quoted ones last
+    return " or ".join(filter(None, (", ".join(others), last))) + way

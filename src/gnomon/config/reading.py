@@ -32,6 +32,7 @@ from gnomon.config.name_checks import (
     known_names,
     needed_packages,
     of_verb,
+    type_flaw,
     without_numbers,
 )
 from gnomon.core.atomic_files import read_plain, read_plain_text
@@ -44,7 +45,16 @@ from gnomon.core.combinations import (
     check_reference,
     of_table,
 )
-from gnomon.core.errors import ConfigError, DatasetError, UserError, holds, no_file, shortened, unknown
+from gnomon.core.errors import (
+    ConfigError,
+    DatasetError,
+    RunDirectoryError,
+    UserError,
+    holds,
+    no_file,
+    shortened,
+    unknown,
+)
 from gnomon.core.optional import check_installed
 from gnomon.core.sections import (
     ENGINE_KINDS,
@@ -53,10 +63,12 @@ from gnomon.core.sections import (
     CheckpointConfig,
     ClusterConfig,
     EngineConfig,
+    EvalSampling,
     GradingConfig,
     RecordConfig,
     SamplingConfig,
     StalenessConfig,
+    check_texts,
     check_values,
 )
 from gnomon.core.tables import build, canonical, flat, parse_toml, set_path, value_at
@@ -68,7 +80,7 @@ from gnomon.models.place import (
     check_modules_of,
     check_place,
 )
-from gnomon.records.directory import RunDirectory
+from gnomon.records.directory import NO_TASK, RunDirectory
 from gnomon.rewards.sandbox.packages import check_names as check_packages
 
 NO_ALGORITHM = 'missing algorithm; write algorithm = "grpo" (`gnomon algorithms` lists them)'
@@ -79,19 +91,8 @@ _OPENING = ("{", "[", '"', "'")
 
 _OPEN = ("algorithm", "chat_template_kwargs", "environment", "evaluation", "rewards", "task")
 """Sections whose keys depend on a kind or a piece."""
-_WORDLESS = ("budget", "checkpoints", "doctor", "evaluation", "grading", "held_out", "learner", "learner.optimizer",
-             "lora", "records", "sampling", "staleness")  # fmt: skip
-"""Sections that no word stands for."""
-_FORMS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
-    "int": (int, "a whole number"),
-    "float": ((int, float), "a number"),
-    "text": (str, "text"),
-    "str": (str, "text"),
-    "bool": (bool, "true or false"),
-    "true": (bool, "true or false"),
-    "false": (bool, "true or false"),
-}
-"""Types as `gnomon config` prints them: what a value is then, and in words."""
+_WORDS = ("algorithm", "cluster", "engine", "environment", "task")
+"""Sections that a word may stand for, and so may entries of lists."""
 
 
 def built_in() -> dict[str, str]:
@@ -210,30 +211,33 @@ def settle_length(whole: dict[str, Any], overridden: set[str]) -> None:
 
 def check_names(
     source: str | Path | Mapping[str, Any],
-    overrides: Sequence[str],
+    overrides: Sequence[str | tuple[str, Any]],
     algorithms: Sequence[str] = (),
     verb: str = "",
     is_here: bool = True,
     run_dir: Path | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Refuse what does not exist, has a wrong type, or cannot be meant together, as far as that is known without torch.
 
     What may be right is left to the code that builds the experiment.
 
     Args:
         source: As in `read`.
-        overrides: Settings as ``key=value``.
+        overrides: Settings as ``key=value``, or as a key and its value.
         algorithms: Names of algorithms in place of the experiment's.
         verb: "sft" or "reward-model", which use the experiment's algorithm only where they are about it.
         is_here: Whether it is to run on this machine.
         run_dir: Where a run is to be written; None writes none.
+
+    Returns:
+        What holds of the settings that are given, by their keys, and the name of the algorithm as "algorithm".
 
     Raises:
         ConfigError, ModelError, RunDirectoryError: The message has the nearest known name.
     """
     table = dict(read(source))
     foreign, _ = translated(taken_out(table))
-    settings, _ = translated([parse_override(each) for each in overrides])
+    settings, _ = translated([parse_override(o) if isinstance(o, str) else o for o in overrides])
     # In the order in which they count: the file, its foreign names, the command line.
     given = [*_flat(table), *foreign, *settings]
     last, faults = latest(given), dict[str, UserError]()
@@ -286,6 +290,7 @@ def check_names(
         _check_models(last)
     if faults:
         raise _together(faults)
+    return {**last, "algorithm": named}
 
 
 def _check_models(last: Mapping[str, Any]) -> None:
@@ -315,7 +320,8 @@ def latest(given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 _SECTIONS = {
     "budget": BudgetConfig, "checkpoints": CheckpointConfig, "cluster": ClusterConfig, "engine": EngineConfig,
-    "grading": GradingConfig, "records": RecordConfig, "sampling": SamplingConfig, "staleness": StalenessConfig,
+    "evaluation.sampling": EvalSampling, "grading": GradingConfig, "records": RecordConfig,
+    "sampling": SamplingConfig, "staleness": StalenessConfig,
 }  # fmt: skip
 _OWN_FACTS = ("num_generations", "scope", "routing", "demonstrated", "updates.minibatches")
 """What an algorithm says itself, and no piece of it changes."""
@@ -406,10 +412,11 @@ _TRL = {"accuracy_reward": "mathematics", "reasoning_accuracy_reward": "mathemat
 
 def _check_rewards(last: Mapping[str, Any]) -> None:
     known = known_names()["rewards"]
-    for number, kind in enumerate(_kinds_of(last.get("rewards"))):
-        if isinstance(kind, str) and kind.endswith(".py"):
+    # The kinds of tables were looked at with their other keys.
+    for number, kind in ((n, each) for n, each in enumerate(_list(last.get("rewards"))) if isinstance(each, str)):
+        if kind.endswith(".py"):
             raise ConfigError(f"rewards[{number}] = '{kind}': name the function in that file too, as {kind}:FUNCTION")
-        if isinstance(kind, str) and ":" not in kind and kind not in known:
+        if ":" not in kind and kind not in known:
             ours = f"; TRL's {kind} is '{_TRL[kind]}' here" if kind in _TRL else _several("rewards", kind)
             raise ConfigError(f"rewards[{number}].verifier: {unknown('kind', kind, known)}{ours}")
     for number, each in enumerate(_list(last.get("rewards"))):
@@ -425,10 +432,6 @@ def _several(key: str, text: Any) -> str:
     """Return how a list is written, where a text has commas."""
     names = [name.strip() for name in text.split(",")] if isinstance(text, str) else []
     return f"; several are a list: '{key}={json.dumps(names)}'" if len(names) > 1 else ""
-
-
-def _kinds_of(rewards: Any) -> list[Any]:
-    return [each if isinstance(each, str) else each.get("kind") for each in _list(rewards)]
 
 
 def _check_engine(last: Mapping[str, Any]) -> None:
@@ -513,10 +516,10 @@ _TRAINING = (
 def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = (), models: Sequence[str] = ()) -> None:
     """Refuse tasks that do not exist, and settings that do not, have another type, or are of training alone.
 
-    With ``models``, packages that are missing are refused too.
+    With ``models``, packages and models that are missing are refused too, and models that no task is named for.
 
     Raises:
-        ConfigError, DatasetError: The message has the setting, and what to do.
+        ConfigError, DatasetError, ModelError, RunDirectoryError: The message has the setting, and what to do.
     """
     settings, _ = translated([parse_override(each) for each in overrides])
     kinds = _kinds(settings)
@@ -532,6 +535,24 @@ def check_evaluation(overrides: Sequence[str], tasks: Sequence[str] = (), models
     if models:
         asked = {"evaluation.tasks": [*tasks], "model": [*models]}
         check_installed(needed_packages({**asked, **flat(dict(settings))}))
+        sets = dict(settings).get("evaluation.tasks")
+        if not tasks and not sets and not any(os.path.isfile(Path(each, "experiment.toml")) for each in models):
+            raise no_task(models[0])
+    for model in models:
+        if not tasks and "/" in model:  # a model of the hub is asked about a task that is named
+            RunDirectory.check_there(Path(model), is_model=True)
+        if tasks and model not in BUILT_IN and not os.path.exists(model):
+            check_place(model)
+            check_hub(model)
+
+
+def no_task(model: str) -> UserError:
+    """Return what is wrong with evaluating what is no run without naming a task; a missing folder is said first."""
+    try:
+        RunDirectory.check_there(*[Path(model)] * (model not in BUILT_IN), is_model=True)
+    except RunDirectoryError as error:
+        return error
+    return ConfigError(f"{model} is no run, so {NO_TASK}")
 
 
 def _kinds(given: Sequence[tuple[str, Any]]) -> dict[str, str]:
@@ -592,16 +613,25 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
             _check_value(below, each, {**kinds, **_kinds([(key, value), (below, each)])})
     types = {said for kind, said in known.get(name, {}).items() if kind in ("", kinds.get(at, kind))}
     type_said = next(iter(types)) if len(types) == 1 else ""
+    is_entry = key.rpartition(".")[2].isdecimal()
+    type_said = type_said.removeprefix("list of ") if is_entry else type_said
     if type_said.startswith("list of "):
+        if isinstance(value, Mapping) and not all(map(str.isdecimal, value)):
+            way = f"[{{...}}, {{...}}], or one by its number as {key}.0.{next(iter(value))}"
+            raise ConfigError(f"{key} = {value!r}: should be a list, such as {way}")
         for number, each in enumerate(value if isinstance(value, list) else [value]):
-            if not isinstance(each, Mapping | list) and (said := _type_flaw(type_said[8:], each)) is not None:
+            is_plain = not isinstance(each, Mapping | list) and type_said != "list of table"
+            if is_plain and (said := type_flaw(type_said[8:], each)) is not None:
                 raise ConfigError(f"{key}[{number}] = {each!r}: should be {said}{_several(key, each)}")
-    # Some sections may be given as one word (engine = "vllm"); these may not.
-    is_word = isinstance(value, str) and value != "none" and key in _WORDLESS
-    if type_said == "table" and (is_word or isinstance(value, int | float)) and (inner := _settings_below().get(path)):
+    # Some sections may be given as one word (engine = "vllm"); others may not.
+    has_word = isinstance(value, str) and (value == "none" or name in _WORDS or is_entry)
+    is_table = type_said == "table" and not has_word
+    if is_table and isinstance(value, str | int | float) and (inner := _settings_below().get(path)):
         said = ", ".join(f"{key}.{each} = ..." for each in list(inner)[:4])
         raise ConfigError(f"{key} = {str(value).lower()}: a section has settings of its own; set {said}")
-    if type_said and (said := _type_flaw(type_said, value)) is not None:
+    # What a task may be is said with the task.
+    is_free = type_said == "table" and (has_word or name == "task")
+    if type_said and not is_free and (said := type_flaw(type_said, value)) is not None:
         if name == "kind" and isinstance(value, str):
             kinds_here = re.findall('"(.*?)"', type_said)
             raise ConfigError(f"{at}: {unknown('kind', value, kinds_here)}")
@@ -613,6 +643,8 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         raise ConfigError(f"{key} must be {' or '.join(found)}, got {shortened(repr(value))}")
     if isinstance(value, int | float):
         check_values(dict([_nested(key, value)]))
+    elif isinstance(value, str):
+        check_texts(value, key)
 
 
 @cache
@@ -631,25 +663,6 @@ def _settings_below() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
         if place == "regularizers":
             found[f"{section}.N"] = found[section]
     return found
-
-
-def _type_flaw(allowed: str, value: Any) -> str | None:
-    """Return what a value should be; None where it is that, or may be.
-
-    >>> _type_flaw("int", "5"), _type_flaw('int | "measured"', "measured"), _type_flaw("float", 1)
-    ('a whole number; write 5', None, None)
-    """
-    options = allowed.split(" | ")
-    quoted = [option[1:-1] for option in options if option[0] == '"']
-    if not all(option in _FORMS or option[0] == '"' for option in options) or value in quoted:
-        return None
-    forms = [_FORMS[option] for option in options if option in _FORMS]
-    if any(isinstance(value, kinds) and (kinds is bool) == isinstance(value, bool) for kinds, _ in forms):
-        return None
-    said = [*dict.fromkeys(words for _, words in forms), *map(repr, quoted)]
-    whole = re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value)) if "a whole number" in said else None
-    way = f"; write {whole[1]}" if whole else ""
-    return " or ".join(filter(None, (", ".join(said[:-1]), said[-1]))) + way
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,6 +244,8 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 ENGINE_KINDS = "'local', 'vllm', or an engine of your own as 'path.py:Class'"
 """What `EngineConfig.kind` may be, for messages."""
 
+DATE = "2025-01-01"
+"""The day that a template reads from its clock, unless the experiment sets another: one day for all runs."""
 STARTED = "start"
 """The `EngineConfig.server` that is started for the run."""
 
@@ -638,7 +641,7 @@ def check_braces(key: str, template: str) -> None:
 
 
 def check_texts(value: Any, place: str = "") -> None:
-    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone.
+    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone, and a date that is none.
 
     Raises:
         ConfigError: If there is one; it names the place.
@@ -655,6 +658,13 @@ def check_texts(value: Any, place: str = "") -> None:
 
 
 def _check_text(text: str, place: str) -> None:
+    try:
+        if place == "template_date":
+            date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"template_date must be a day as YYYY-MM-DD, such as '{DATE}', got {shortened(repr(text))} ({error})"
+        ) from error
     try:
         text.encode()
     except UnicodeEncodeError as error:

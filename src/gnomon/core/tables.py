@@ -186,7 +186,10 @@ def set_path(table: dict[str, Any], path: str, value: Any) -> None:
                 section = ".".join(parents[: depth + 1])
                 raise ConfigError(f"{section} = {below!r}: a section has settings of its own; set {path} alone")
             naming = "kind" if parents[0] != "algorithm" else "piece" if depth else "preset"
-            below = {} if below is None else {naming: below}
+            naming = "task" if parents[:2] == ["evaluation", "tasks"] else naming
+            # An algorithm's lists are changed by their numbers where the algorithm is made.
+            is_list = parents[0] != "algorithm" and [*parents, last][depth + 1].isdecimal()
+            below = ([None] if is_list else {}) if below is None else {naming: below}
             node[key] = below
         node = below
     node[_key(node, last, path)] = value

@@ -23,6 +23,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, ModelError
+from gnomon.core.sections import DATE
 from gnomon.core.types import Message
 from gnomon.models.token_strings import first_line, parsed
 from gnomon.models.weights_check import no_report
@@ -204,8 +205,6 @@ _ROOM = 2**30
 _LARGEST = 1_000_000
 _LOOK = 1024
 _tried = set[int]()
-DATE = "2025-01-01"
-"""The day that a template reads from its clock, unless the experiment sets another: one day for all runs."""
 CLOCK, DRAWS = "strftime_now", ("random", "lipsum")
 """What reads the clock in a chat template, and what draws at random."""
 

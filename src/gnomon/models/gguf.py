@@ -79,6 +79,12 @@ class GgufModel:
                 raise ModelError(f"{name} with {key} {value!r} is not written as GGUF, only with {wanted!r}; {_SCRIPT}")
         file = folder / "tokenizer.json"
         vocabulary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if (vocabulary.get("model") or {}).get("merges") == []:
+            # llama.cpp's converter refuses such a vocabulary too, and its readers look for merges.
+            raise ModelError(
+                f"the tokenizer of {name} has a token for each byte and no merges, which no reader of GGUF "
+                "knows; the folder that `gnomon export RUN FOLDER` writes is read by transformers and vLLM"
+            )
         split = _split(vocabulary)
         if split is None:
             kind = (vocabulary.get("model") or {}).get("type", "no tokenizer.json")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.sections import DATE
 from gnomon.core.types import Message
 from gnomon.models.attention import edge_note, rotary_edge
-from gnomon.models.folder import CLOCK, DATE, DRAWS, check_template, names_switch, render
+from gnomon.models.folder import CLOCK, DRAWS, check_template, names_switch, render
 
 _UNSET_LENGTH = 10**9  # transformers writes about 1e30 where a tokenizer states no length
 _PROBE = "gnomonprobe"

@@ -39,8 +39,8 @@ from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.critic import HEAD_FILE, check_critic, write_reward_model
 from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
-from gnomon.models.load import write_merged
-from gnomon.models.lora import is_adapter
+from gnomon.models.load import local_folder, write_merged
+from gnomon.models.lora import is_adapter, read_adapter_config
 from gnomon.models.place import TINY_SUMS
 from gnomon.models.slow import notify_slow
 from gnomon.models.tiny import TAUGHT
@@ -95,7 +95,7 @@ from gnomon.training.continuation import (
     truncate_logs,
     write_keys,
 )
-from gnomon.training.eval_spec import NEWEST, EvalSpec, EvalTarget, checkpoint_of, reading_weights
+from gnomon.training.eval_spec import EvalSpec, EvalTarget, checkpoint_of, reading_weights
 from gnomon.training.evaluate import Evaluation
 from gnomon.training.notes import starting_notes
 from gnomon.training.resolve import Resolved, resolve
@@ -322,7 +322,11 @@ def export_gguf(run: str | Path, file: str | Path, precision: str | None = None)
     # Written beside the target under a hidden name, and renamed when whole.
     partial_copy = place.with_name(f".{place.name}.part")
     try:
-        # GGUF has whole matrices, so an adapter is merged into a copy of its base first.
+        # GGUF has whole matrices, so an adapter is merged into a copy of its base first, if that can be written.
+        name = read_adapter_config(source)[0] if is_adapter(source) else ""
+        base = local_folder(name) if name else None
+        if base is not None and (base / "tokenizer.json").is_file():
+            GgufModel.of(base)
         with TemporaryDirectory() if is_adapter(source) else nullcontext("") as spare:
             if spare:
                 write_merged(source, Path(spare))
@@ -422,25 +426,6 @@ def _exported(source: Path, target: Path, experiment: Experiment) -> bool:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def evaluate(
-    model: str | Path,
-    task: str | Sequence[str] | None = None,
-    samples: int | None = None,
-    prompts: int | None = None,
-    overrides: Sequence[str] = (),
-    checkpoint: int | str = NEWEST,
-) -> Evaluation:
-    """Score a model (folder or name) or a run's checkpoint on held-out tasks.
-
-    The parameters are those of `EvalSpec` and `EvalTarget`; overrides such as sampling.temperature=0.6.
-
-    Raises:
-        UserError: If nothing there can be asked.
-    """
-    (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec.of(task, samples, prompts, tuple(overrides)))
-    return found
 
 
 def evaluate_each(candidates: Sequence[EvalTarget], spec: EvalSpec) -> tuple[Evaluation, ...]:

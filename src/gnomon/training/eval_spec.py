@@ -6,15 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self
+from typing import Any
 
 from gnomon.config.experiment import Experiment, from_table
-from gnomon.config.reading import check_evaluation, parse_override, read
-from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
+from gnomon.config.reading import check_evaluation, no_task, parse_override, read
+from gnomon.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from gnomon.core.tables import check_types, to_table
-from gnomon.models.place import BUILT_IN
 from gnomon.records.checkpoints import Checkpoints
-from gnomon.records.directory import NO_TASK, RunDirectory
+from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import warn_on_stderr
 from gnomon.records.manifest import verify
 from gnomon.records.ownership import check_own
@@ -100,15 +99,6 @@ class EvalSpec:
             raise ConfigError(f"--prompts must be at least 1, got {self.prompts}")
         check_evaluation(self.overrides)
 
-    @classmethod
-    def of(
-        cls, task: str | Sequence[str] | None, samples: int | None, prompts: int | None, overrides: tuple[str, ...]
-    ) -> Self:
-        """Return what is asked by one name, by several, or by none."""
-        several = task if isinstance(task, list | tuple) else () if task is None else (task,)
-        names = tuple(str(each) if isinstance(each, Path) else each for each in several)
-        return cls(names, samples, prompts, overrides)
-
     def experiments(self, candidates: Sequence[EvalTarget]) -> list[tuple[Experiment, Weights]]:
         """Return for each candidate the experiment that asks its weights: alike in everything else.
 
@@ -121,7 +111,7 @@ class EvalSpec:
         """
         reference_run = self.reference_run(candidates)
         if not self.tasks and reference_run is None and not self._sets:
-            raise _no_task(candidates[0])
+            raise no_task(str(candidates[0].model))
         if not self.tasks and self.prompts is not None:
             source = reference_run.model if reference_run else "evaluation.tasks"
             raise ConfigError(
@@ -193,16 +183,6 @@ class EvalSpec:
             return {**own, "evaluation": evaluation}
         tasks = [{"task": task, "size": size} for task, size in zip(self.tasks, sizes, strict=True)]
         return {"task": to_table(named(self.tasks[0])), "evaluation": {**evaluation, "tasks": tasks}}
-
-
-def _no_task(candidate: EvalTarget) -> UserError:
-    """Return what is wrong with evaluating what is no run without naming a task; a missing folder is said first."""
-    name = str(candidate.model)
-    try:
-        RunDirectory.check_there(*[Path(name)] * (name not in BUILT_IN), is_model=True)
-    except RunDirectoryError as error:
-        return error
-    return ConfigError(f"{name} is no run, so {NO_TASK}")
 
 
 def _judges(begun: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -22,8 +22,6 @@ import cloudpickle
 
 from gnomon.core.atomic_files import real_path, write_durably
 from gnomon.core.errors import ConfigError, UserError, on_one_line
-from gnomon.models.load import load_tokenizer
-from gnomon.models.transfer.fingerprint import fingerprint
 
 INPUTS = Path("runs") / "inputs"
 # 64 bits of SHA-256: two inputs share a folder with a probability below 1e-9 up to 100,000 inputs.
@@ -213,6 +211,9 @@ def write_model(model: Any, tokenizer: Any) -> str:
     Raises:
         ConfigError: ``model`` has no ``save_pretrained``, or no tokenizer is given and none is found.
     """
+    from gnomon.models.load import load_tokenizer
+    from gnomon.models.transfer.fingerprint import fingerprint
+
     if not hasattr(model, "save_pretrained"):
         raise ConfigError(
             f"model is {type(model).__name__}; give a name, a folder, a transformers model, or (model, tokenizer)"
@@ -243,6 +244,8 @@ def _tokenizer_of(model: Any) -> Any:
     Raises:
         ConfigError: For none.
     """
+    from gnomon.models.load import load_tokenizer
+
     source = getattr(model.config, "name_or_path", "")
     try:
         return load_tokenizer(source).backend

@@ -2,30 +2,30 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from datetime import date
+from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, isgeneratorfunction, isroutine, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from gnomon.algorithms import Algorithm, resolve
-from gnomon.algorithms.build import to_table as algorithm_table
-from gnomon.algorithms.build import with_function
-from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
-from gnomon.config.experiment import Experiment, supervised, to_toml, with_settings
-from gnomon.config.name_checks import needed_packages
-from gnomon.config.reading import latest, read
+from gnomon.config.name_checks import check_data
+from gnomon.config.reading import as_json, check_evaluation, check_names, read
 from gnomon.core.errors import ConfigError, shortened
-from gnomon.core.optional import check_installed
-from gnomon.core.tables import flat, to_table
-from gnomon.records.directory import RunDirectory
+from gnomon.core.tables import to_table
+from gnomon.records.directory import RunDirectory, refuse_unchanged
 from gnomon.rewards.function import signature as read_signature
-from gnomon.training.api import continue_run, train_experiment
 from gnomon.training.objects import is_programs_own, write_callables, write_model, write_rows
-from gnomon.training.result import Result
-from gnomon.training.run_logger import FinishedStep
+
+# What needs torch is imported by the functions, after names and values were checked.
+if TYPE_CHECKING:
+    from gnomon.config.experiment import Experiment
+    from gnomon.training.evaluate import Evaluation
+    from gnomon.training.result import Result
+    from gnomon.training.run import StopRequest
+    from gnomon.training.run_logger import FinishedStep
 
 
 class Settings(TypedDict, total=False):
@@ -71,7 +71,7 @@ class Settings(TypedDict, total=False):
     max_steps: int
     precision: str
     environment: Any
-    callbacks: Sequence[Callable[[FinishedStep], None]]
+    callbacks: "Sequence[Callable[[FinishedStep], None]]"
     eval_dataset: Any
     train_dataset: Any
     reward_funcs: Any
@@ -79,7 +79,7 @@ class Settings(TypedDict, total=False):
 
 
 def train(
-    experiment: str | Path | Experiment | None = None,
+    experiment: "str | Path | Experiment | None" = None,
     run_dir: str | Path | None = None,
     *,
     model: Any = None,
@@ -87,7 +87,7 @@ def train(
     rewards: Any = None,
     algorithm: Any = None,
     **settings: Unpack[Settings],
-) -> Result:
+) -> "Result":
     """Train a model, in a new run directory or in the one where the same run was begun.
 
     Objects that live in memory (rows, functions, a loaded model) are written to runs/inputs first, so that the run can
@@ -123,21 +123,21 @@ def train(
     """
     others = {"model": model, "dataset": dataset, "rewards": rewards, "algorithm": algorithm, **settings}
     # ``table`` is the experiment to start from, ``given`` the settings that change it.
-    table, given, callbacks = _described(experiment, others, "train")
-    if experiment is None:
-        table["algorithm"] = given.pop("algorithm", "grpo")
-    loaded = with_settings(table, [*given.items()])
-    return train_experiment(loaded, _new_run(run_dir), callbacks=callbacks)
+    table, given, callbacks = _described(experiment, others, "train", place := _new_run(run_dir))
+    from gnomon.config.experiment import with_settings
+    from gnomon.training.api import train_experiment
+
+    return train_experiment(with_settings(table, [*given.items()]), place, callbacks=callbacks)
 
 
 def sft(
-    experiment: str | Path | Experiment | None = None,
+    experiment: "str | Path | Experiment | None" = None,
     run_dir: str | Path | None = None,
     *,
     model: Any = None,
     dataset: Any = None,
     **settings: Unpack[Settings],
-) -> Result:
+) -> "Result":
     """Train a model on the answers of a dataset (supervised fine-tuning); the Python form of `gnomon sft`.
 
     Args:
@@ -159,9 +159,12 @@ def sft(
     >>> rows = [{"prompt": "Capital of France?", "completion": "Paris."}]
     >>> sft(model="smollm2-135m-instruct", dataset=rows, epochs=3)  # doctest: +SKIP
     """
-    table, given, callbacks = _described(experiment, {"model": model, "dataset": dataset, **settings}, "sft")
-    loaded = supervised({"name": "sft", **table}, [*given.items()])
-    return train_experiment(loaded, _new_run(run_dir), callbacks=callbacks)
+    others = {"model": model, "dataset": dataset, **settings}
+    table, given, callbacks = _described(experiment, others, "sft", place := _new_run(run_dir))
+    from gnomon.config.experiment import supervised
+    from gnomon.training.api import train_experiment
+
+    return train_experiment(supervised({"name": "sft", **table}, [*given.items()]), place, callbacks=callbacks)
 
 
 _TRAINERS: Mapping[str, str] = {
@@ -176,45 +179,72 @@ _TRAINERS: Mapping[str, str] = {
 """Arguments of other trainers that are objects, and what to type."""
 
 
+@dataclass(frozen=True)
+class _Object:
+    """What a program holds in memory, which becomes a setting after everything that has a name was checked."""
+
+    written: Callable[[], Any]
+
+
 def _described(
-    experiment: str | Path | Experiment | None, others: dict[str, Any], verb: str
-) -> tuple[dict[str, Any], dict[str, Any], tuple[Callable[[FinishedStep], None], ...]]:
+    experiment: "str | Path | Experiment | None", others: dict[str, Any], verb: str, run_dir: Path | None
+) -> "tuple[dict[str, Any], dict[str, Any], tuple[Callable[[FinishedStep], None], ...]]":
     """Return the experiment's table, the settings that change it, and the callbacks."""
     for name in (each for each in others if each in _TRAINERS):
         raise ConfigError(f"{name} is an argument of other trainers; here {_TRAINERS[name]}")
-    model, dataset, rewards, algorithm = (others.pop(k, None) for k in ("model", "dataset", "rewards", "algorithm"))
-    rewards = _only(rewards, "rewards", others, "reward_funcs")
-    dataset = _only(dataset, "dataset", others, "train_dataset")
     table = _base(experiment)
-    if experiment is None and (model is None or (dataset is None and "task" not in others)):
+    if experiment is None and (
+        others.get("model") is None or all(others.get(each) is None for each in ("dataset", "train_dataset", "task"))
+    ):
         raise ConfigError(
             f'{verb} needs a model and a dataset, such as gnomon.{verb}(model="smollm2-135m-instruct", dataset=rows'
             f'{", rewards=[score]" if verb == "train" else ""}), or an experiment, such as gnomon.{verb}("quickstart")'
         )
     callbacks = _callbacks(others.pop("callbacks", None))
-    given = dict(_given(dataset, rewards, algorithm, others))
-    if model is not None:
-        given["model"] = _model(model)
+    given = _given(others)
     # A list of rewards replaces the experiment's list; other settings change single keys of it.
     if "rewards" in given:
         table["rewards"] = given.pop("rewards")
+    if experiment is None and verb == "train":
+        given.setdefault("algorithm", "grpo")
+    checked = _checked(table, given, "" if verb == "train" else verb, run_dir or Path("runs", "run"))
     if experiment is None:
-        table |= {key: given.pop(key) for key in ("task", "model") if key in given}
-    given |= dict(_flat(others))
-    # Before rows and models are read by anything else: a missing extra is found at once.
-    check_installed(needed_packages(flat(latest([*flat(table).items(), *given.items()]))))
-    return table, given, callbacks
+        table |= {key: checked.pop(key) for key in ("task", "model", "algorithm") if key in checked}
+    return table, checked, callbacks
+
+
+def _checked(
+    source: Path | dict[str, Any], given: dict[str, Any], verb: str = "", run_dir: Path | None = None
+) -> dict[str, Any]:
+    """Return settings with objects written down, after what has a name was checked; no torch is imported before.
+
+    Raises:
+        UserError: As `check_names`.
+    """
+    objects = {key: value for key, value in given.items() if isinstance(value, _Object)}
+    # What an experiment says beside an object is judged with the object, later.
+    hidden = {key for key in given for each in objects if f"{key}.".startswith(f"{each}.")}
+    table = {key: value for key, value in read(source).items() if key not in objects}
+    unnamed: dict[str, Any] = (
+        {"algorithm": {}} if "algorithm" in objects else {}
+    )  # there is one, of which nothing is known yet
+    named = as_json({**unnamed, **{key: value for key, value in given.items() if key not in hidden}})
+    known = check_names(table, [*named.items()], verb=verb, run_dir=run_dir)
+    settings = {key: value.written() if isinstance(value, _Object) else value for key, value in given.items()}
+    if objects:
+        check_data({**known, **settings}, str(known["algorithm"]))
+    return settings
 
 
 def continue_(
-    run: str | Path | Result,
+    run: "str | Path | Result",
     run_dir: str | Path | None = None,
     *,
     dataset: Any = None,
     rewards: Any = None,
     algorithm: Any = None,
     **settings: Unpack[Settings],
-) -> Result:
+) -> "Result":
     """Go on with a run after its end: with more steps in the same run, with other settings as another run.
 
     Another run begins with the weights and moments of the newest checkpoint, and with what is known of the prompts that
@@ -237,15 +267,82 @@ def continue_(
 
     >>> continue_("runs/first", steps=200)  # doctest: +SKIP
     """
-    others: dict[str, Any] = {**settings}
-    rewards = _only(rewards, "rewards", others, "reward_funcs")
-    dataset = _only(dataset, "dataset", others, "train_dataset")
+    others: dict[str, Any] = {"dataset": dataset, "rewards": rewards, "algorithm": algorithm, **settings}
     callbacks = _callbacks(others.pop("callbacks", None))
-    given = [*_given(dataset, rewards, algorithm, others), *_flat(others)]
-    return continue_run(RunDirectory.named_by(run), given, _new_run(run_dir), callbacks=callbacks)
+    RunDirectory.check(place := RunDirectory.named_by(run))
+    given, own = _given(others), _new_run(run_dir)
+    refuse_unchanged(place, [*given])
+    checked = _checked(RunDirectory(place).experiment, given)
+    from gnomon.training.api import continue_run
+
+    return continue_run(place, [*checked.items()], own, callbacks=callbacks)
 
 
-def _callbacks(given: Any) -> tuple[Callable[[FinishedStep], None], ...]:
+def evaluate(
+    model: str | Path,
+    task: str | Sequence[str] | None = None,
+    samples: int | None = None,
+    prompts: int | None = None,
+    overrides: Sequence[str] = (),
+    checkpoint: int | str = "newest",
+) -> "Evaluation":
+    """Score a model (folder or name) or a run's checkpoint on held-out tasks.
+
+    The parameters are those of `EvalSpec` and `EvalTarget`; overrides such as sampling.temperature=0.6.
+
+    Raises:
+        UserError: If nothing there can be asked.
+    """
+    several = task if isinstance(task, list | tuple) else () if task is None else (task,)
+    names = tuple(str(each) if isinstance(each, Path) else each for each in several)
+    if isinstance(model, str | os.PathLike):
+        check_evaluation(overrides, names, [os.fspath(model)])
+    from gnomon.training.api import evaluate_each
+    from gnomon.training.eval_spec import EvalSpec, EvalTarget
+
+    (found,) = evaluate_each([EvalTarget(model, checkpoint)], EvalSpec(names, samples, prompts, tuple(overrides)))
+    return found
+
+
+def resume(
+    run: "str | Path | Result",
+    stop: "StopRequest | None" = None,
+    callbacks: "tuple[Callable[[FinishedStep], None], ...]" = (),
+) -> "Result":
+    """Go on with a run from its newest valid checkpoint; a CPU run goes on bit for bit.
+
+    Args:
+        run: The directory of the run, or the run as `train` returned it.
+        stop, callbacks: As of `train_experiment`.
+
+    Raises:
+        RunDirectoryError: There is no run, or another process has it.
+        CheckpointError: All checkpoints are damaged.
+    """
+    RunDirectory.check(place := RunDirectory.named_by(run))
+    from gnomon.training.api import resume
+
+    return resume(place, stop, _callbacks(callbacks))
+
+
+def load(run: "str | Path | Result") -> "Result":
+    """Return a run that is on disk, finished or not.
+
+    Args:
+        run: The directory of the run.
+
+    Raises:
+        RunDirectoryError: There is no run, or the run has no checkpoint.
+
+    >>> load("runs/first").metrics["rollout/reward_mean"]  # doctest: +SKIP
+    """
+    RunDirectory.check(place := RunDirectory.named_by(run))
+    from gnomon.training.result import load
+
+    return load(place)
+
+
+def _callbacks(given: Any) -> "tuple[Callable[[FinishedStep], None], ...]":
     """Return what is called after each step.
 
     Raises:
@@ -270,18 +367,21 @@ def _callbacks(given: Any) -> tuple[Callable[[FinishedStep], None], ...]:
     return found
 
 
-def _given(dataset: Any, rewards: Any, algorithm: Any, others: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield settings that were given as objects, those among ``others`` too, which are taken out of these."""
-    if dataset is not None:
-        yield "task", _task(dataset, "dataset")
-    if algorithm is not None:
-        yield "algorithm", _algorithm(algorithm)
-    if rewards is not None:
-        yield "rewards", _rewards(rewards, others.pop("reward_weights", None))
-    if (environment := others.pop("environment", None)) is not None:
-        yield "environment", _environment(environment)
-    if (evaluated := others.pop("eval_dataset", None)) is not None:
-        yield "evaluation.task", _task(evaluated, "eval_dataset")
+def _given(others: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by their paths; of objects that take long to write, or need torch, how they are written."""
+    model, dataset, rewards, algorithm = (others.pop(k, None) for k in ("model", "dataset", "rewards", "algorithm"))
+    rewards = _only(rewards, "rewards", others, "reward_funcs")
+    dataset = _only(dataset, "dataset", others, "train_dataset")
+    weights, environment, evaluated = (others.pop(k, None) for k in ("reward_weights", "environment", "eval_dataset"))
+    given: dict[str, Any] = {
+        "task": None if dataset is None else _task(dataset, "dataset"),
+        "algorithm": None if algorithm is None else _algorithm(algorithm),
+        "rewards": None if rewards is None else _rewards(rewards, weights),
+        "environment": None if environment is None else _environment(environment),
+        "evaluation.task": None if evaluated is None else _task(evaluated, "eval_dataset"),
+        "model": None if model is None else _model(model),
+    }
+    return {key: value for key, value in given.items() if value is not None} | dict(_flat(others))
 
 
 def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
@@ -295,17 +395,25 @@ def _only(given: Any, ours: str, settings: dict[str, Any], theirs: str) -> Any:
     return settings.pop(theirs, given)
 
 
-def _base(experiment: str | Path | Experiment | None) -> dict[str, Any]:
+def _base(experiment: "str | Path | Experiment | None") -> dict[str, Any]:
     if experiment is None:
         return {}
     if isinstance(experiment, str | Path | Mapping):
         return read(experiment)
-    if not isinstance(experiment, Experiment):
+    if not _is_a(experiment, "Experiment"):
         raise ConfigError(
             f"the first argument is {_kind(experiment)}, and an experiment is a TOML file or a built-in name; rows are "
             "dataset=rows, a model is model=..."
         )
-    return tomllib.loads(to_toml(replace(experiment, algorithm=resolve(_algorithm(experiment.algorithm)))))
+    from gnomon.algorithms import resolve
+    from gnomon.config.experiment import to_toml
+
+    return tomllib.loads(to_toml(replace(experiment, algorithm=resolve(_algorithm_table(experiment.algorithm)))))
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Whether a value is of gnomon's class of that name, which is not imported to know that."""
+    return type(value).__name__ == name and type(value).__module__.startswith("gnomon.")
 
 
 def _new_run(place: Any) -> Path | None:
@@ -324,8 +432,8 @@ def _flat(settings: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, An
     """Return paths with values: a dict says what changes below a key, and leaves the rest as it is."""
     for name, value in settings.items():
         key = f"{path}.{name}" if path else name
-        if isinstance(value, Algorithm):
-            yield key, _algorithm(value)
+        if _is_a(value, "Algorithm"):
+            yield key, _algorithm_table(value)
         elif isfunction(value) and key.startswith("algorithm."):
             yield key, _written(value, "algorithm")
         elif is_dataclass(value) and not isinstance(value, type):
@@ -348,7 +456,7 @@ def _plain(key: str, value: Any) -> Any:
     return value
 
 
-def _model(model: Any) -> str:
+def _model(model: Any) -> str | _Object:
     if isinstance(model, str | Path):
         return str(model)
     pair = tuple(model) if isinstance(model, tuple | list) else (model, None)
@@ -357,7 +465,7 @@ def _model(model: Any) -> str:
             f"model is {_kind(model)} of {len(pair)}, {', '.join(map(_kind, pair[:2]))}; give a name or a folder "
             "alone, or (model, tokenizer) as transformers has them; rows are dataset=rows"
         )
-    return write_model(*pair)
+    return _Object(partial(write_model, *pair))
 
 
 def _task(dataset: Any, name: str) -> Any:
@@ -379,7 +487,7 @@ def _task(dataset: Any, name: str) -> Any:
             f"{name} is {type(dataset).__name__}; give a list of dicts such as {{'prompt': ..., 'answer': ...}}, a "
             "datasets.Dataset, a generator, a path or a name"
         )
-    return {"kind": "table", "path": write_rows(dataset, name)}
+    return _Object(lambda: {"kind": "table", "path": write_rows(dataset, name)})
 
 
 def _rows(dataset: Any) -> Any:
@@ -414,7 +522,8 @@ def _rewards(rewards: Any, weights: Sequence[float] | None) -> list[Any]:
         is_own = shown.isidentifier() and taken.setdefault(shown, table["function"]) is table["function"]
         table.setdefault("name", shown if is_own else name)  # two lambdas are reward_0 and reward_1
         table["function"] = written[name]
-    return tables
+    # A name alone stays one.
+    return [next(iter(table.values())) if {*table} == {"kind"} else table for table in tables]
 
 
 def _reward(reward: Any) -> dict[str, Any]:
@@ -470,16 +579,28 @@ def _written(own: Callable[..., Any], kind: str) -> str:
 
 
 def _algorithm(algorithm: Any) -> Any:
-    """Return an algorithm as an experiment has it; what the program itself defines of it is written down."""
-    if isfunction(algorithm):
-        algorithm = with_function(algorithm)
-    elif isinstance(algorithm, Mapping) and any(isfunction(part) or is_dataclass(part) for part in algorithm.values()):
-        algorithm = resolve(algorithm)
+    """Return an algorithm as an experiment has it, or how it becomes that."""
     if isinstance(algorithm, type | ModuleType):
         raise ConfigError(
             f"algorithm is {_kind(algorithm)}; give a preset such as 'spo', an Algorithm such as replace(GRPO, ...), a "
             "function, or a table with a preset"
         )
+    parts = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
+    is_named = not any(isfunction(part) or is_dataclass(part) for part in parts)
+    return algorithm if is_named else _Object(partial(_algorithm_table, algorithm))
+
+
+def _algorithm_table(algorithm: Any) -> Any:
+    """Return the table of an algorithm; what the program itself defines of it is written down."""
+    from gnomon.algorithms import Algorithm, resolve
+    from gnomon.algorithms.build import to_table as table_of
+    from gnomon.algorithms.build import with_function
+    from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
+
+    if isfunction(algorithm):
+        algorithm = with_function(algorithm)
+    elif isinstance(algorithm, Mapping):
+        algorithm = resolve(algorithm)
     if not isinstance(algorithm, Algorithm):
         return algorithm
     own: dict[Any, str] = {}
@@ -493,8 +614,8 @@ def _algorithm(algorithm: Any) -> Any:
         return own.setdefault(part, f"{name}_{len(own)}" if name in own.values() else name)
 
     # The first pass finds what is the program's own, the second one names it by the file it was written to.
-    table = algorithm_table(algorithm, collected)
+    table = table_of(algorithm, collected)
     if not own:
         return table
     written = write_callables({name: part for part, name in own.items()}, "algorithm")
-    return algorithm_table(algorithm, lambda piece: written.get(name := collected(piece), name))
+    return table_of(algorithm, lambda piece: written.get(name := collected(piece), name))

@@ -14,6 +14,7 @@ from gnomon.config.experiment import steps_of
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.metric_meanings import MEANINGS, metric_of
 from gnomon.core.optional import import_optional
+from gnomon.core.sections import DATE
 from gnomon.core.svg import Series, chart, write_svg
 from gnomon.core.threads import run_alone
 from gnomon.core.types import Message
@@ -21,7 +22,6 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import sample_key
 from gnomon.engines.stop_strings import check_stop_strings, cut_at_stop
-from gnomon.models.folder import DATE
 from gnomon.models.load import ModelFolder, load_model, load_tokenizer
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
