@@ -57,7 +57,11 @@ def check_form(saved: State, own: State | None) -> None:
 
 
 def _check_known(name: str, value: Any, own: Any) -> None:
-    if isinstance(own, Mapping):
+    if isinstance(own, Mapping) and not own:
+        # A mapping that is empty at the beginning grows, as averages of roles do.
+        _require(isinstance(value, Mapping), name, value, "an object")
+        _check_any(name, value)
+    elif isinstance(own, Mapping):
         _require(isinstance(value, Mapping) and value.keys() == own.keys(), name, value, f"an object of {sorted(own)}")
         for key in own:
             _check_known(f"{name}.{key}", value[key], own[key])

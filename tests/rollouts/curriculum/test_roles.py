@@ -57,6 +57,16 @@ def test_resuming_equals_going_on():
         tracked.load(Path("values.json"))
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_no_average_is_infinite(bad: float):
+    """Rewards are finite, so averages of them are."""
+    tracked = values()
+    state = tracked.state()
+
+    with pytest.raises(ValueError, match="no average of rewards is that"):
+        tracked.restore(replace(state, values={**state.values, "averages": {"white": bad}}))
+
+
 def test_a_run_keeps_an_average_for_each_role_and_tells_rows_apart():
     """The preset's tracker is one of roles; a batch carries them; who asks for a role that no task has is refused."""
     chosen = build_curriculum(RAE, TASKS, 0)  # type: ignore[arg-type]

@@ -291,9 +291,13 @@ class RoleValues:
 
         Raises:
             ConfigError: If they are of another task set.
+            ValueError: If one is no finite number.
         """
         self.task_index.check(dict(state.values), "averages of roles")
-        self._averages = {str(name): float(value) for name, value in state.values["averages"].items()}
+        found = {str(name): float(value) for name, value in state.values["averages"].items()}
+        if not all(map(math.isfinite, found.values())):
+            raise ValueError(f"averages is {str(found)[:60]}, and no average of rewards is that")
+        self._averages = found
 
     def moved(self, state: State, kept: KeptPrompts) -> State:
         """Return the averages as those of this task set; a new role begins at 0."""
