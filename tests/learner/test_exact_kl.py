@@ -15,13 +15,17 @@ from tests.random_model import RANDOM
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnomon.algorithms import P3O, EssKl, Updates
+from gnomon.algorithms import GRPO, P3O, SDFT, Algorithm, EssKl, Kl, ReferencePolicy, Updates
 from gnomon.algorithms.regularizers import kl_estimate
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.types import Batch, TopLogprobs
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
+from gnomon.learner.learner import TorchLearner
+from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.reference import ReferenceModels
+from gnomon.learner.sections import LearnerConfig
 from gnomon.models.head import scored
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.reference import response_logprobs
@@ -172,6 +176,33 @@ def test_cuts_change_nothing(make_learner, make_batch, count: int):
         assert metrics["loss/ess_kl"] == pytest.approx(found[0][0]["loss/ess_kl"], rel=1e-5)
         for name, tensor in found[0][1].items():
             torch.testing.assert_close(weights[name], tensor, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("preset", [GRPO, SDFT], ids=lambda preset: preset.name)
+def test_an_update_that_goes_on_from_scoring_reads_the_references_distributions(
+    preset: Algorithm, make_model, make_learner, make_batch
+):
+    """The graph that scoring keeps for the first of two updates has the KL to the reference: the same weights as
+    without it.
+    """
+    regularizers = (Kl("reference", 0.1, "exact", top_k=5),) if preset is GRPO else ()
+    algorithm = replace(preset, regularizers=regularizers, updates=Updates(minibatches=2), reference=ReferencePolicy())
+    found = []
+    for is_kept in (True, False):
+        models = ReferenceModels(make_model(seed=2), top=algorithm.reference_top)
+        plan = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-2), max_tokens_per_micro_batch=40)
+        learner = TorchLearner(make_model(), plan, 10, reference=models)
+        batch = make_batch()
+
+        async def both(learner=learner, batch=batch, is_kept=is_kept) -> list[Any]:
+            first = algorithm.first_rows(batch, 0, 0) if is_kept else None
+            scored = (await learner.score(batch, algorithm.needs, first)).into(batch)
+            return [await learner.update(m, algorithm, 0) for m in algorithm.minibatches(algorithm.prepare(scored), 0)]
+
+        assert len(asyncio.run(both())) == 2
+        found.append({name: tensor.clone() for name, tensor in learner.snapshot().tensors()})
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-4)
 
 
 def test_the_factor_is_one_minus_the_effective_size():

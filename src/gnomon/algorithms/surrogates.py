@@ -333,6 +333,11 @@ class GivenShaping:
     gamma: float = 0.1
 
     @property
+    def bounds(self) -> tuple[RatioBound, ...]:
+        """Those of the surrogate inside, which may read statistics of the step."""
+        return getattr(self.of, "bounds", ())
+
+    @property
     def reads_both(self) -> bool:
         """That of the surrogate inside."""
         return bool(getattr(self.of, "reads_both", False))

@@ -15,7 +15,7 @@ from gnomon.algorithms.corrections import DivergenceMask, SecondMomentMask
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_checks import check_finite, check_places
-from gnomon.algorithms.protocols import Advantage, Composed, parts_of
+from gnomon.algorithms.protocols import Advantage, Composed, Surrogate, parts_of
 from gnomon.algorithms.ratio_bounds import Cap, EssCap, Unbounded
 from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.regularizers import CovarianceKl, Entropy, EssKl, GivenNll, Kl
@@ -132,7 +132,7 @@ def remarks(algorithm: Composition) -> tuple[str, ...]:
 
 
 def _bounds(algorithm: Composition) -> Iterator[str]:
-    surrogate, updates = algorithm.surrogate, algorithm.updates
+    (_, surrogate), updates = _of_sampled(algorithm), algorithm.updates
     is_free = isinstance(surrogate, PolicyGradient) and isinstance(surrogate.trust, Unbounded)
     # Something else than the bound keeps the policy near.
     is_held = any(isinstance(r, CovarianceKl) for r in algorithm.regularizers)
@@ -325,15 +325,21 @@ def _ratio(algorithm: Composition) -> Iterator[Refusal]:
         )
 
 
+def _of_sampled(algorithm: Composition) -> tuple[str, Surrogate]:
+    """Return the surrogate of responses that the policy sampled, and its place below the algorithm."""
+    surrogate = algorithm.surrogate
+    return ("surrogate.of", surrogate.of) if isinstance(surrogate, GivenShaping) else ("surrogate", surrogate)
+
+
 def _ess(algorithm: Composition) -> Iterator[Refusal]:
-    surrogate, ratio = algorithm.surrogate, algorithm.ratio
+    (place, surrogate), ratio = _of_sampled(algorithm), algorithm.ratio
     caps_by_size = isinstance(surrogate, PolicyGradient) and any(isinstance(b, EssCap) for b in surrogate.bounds)
     why = (
         "measures how far the current policy is from the one that sampled, but the ratio is anchored on "
         f"'{ratio.anchor}'"
     )
     if caps_by_size and ratio.anchor != "behavior":
-        yield _refuse(f"EssCap {why}", _TO_BEHAVIOR, Fix("surrogate.trust", Cap()))
+        yield _refuse(f"EssCap {why}", _TO_BEHAVIOR, Fix(f"{place}.trust", Cap()))
     without = tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))
     if without != algorithm.regularizers and ratio.anchor != "behavior":
         yield _refuse(f"EssKl {why}", _TO_BEHAVIOR, Fix("regularizers", without))
@@ -481,6 +487,16 @@ def _policies(algorithm: Composition) -> Iterator[Refusal]:
             "two pieces compare with whole distributions, of behavior and of the reference, and a batch keeps one",
             Fix("regularizers", tuple(r for r in algorithm.regularizers if not isinstance(r, EssKl))),
         )
+    surrogate, counts = algorithm.surrogate, [getattr(r, "reference_top", None) for r in algorithm.regularizers]
+    kept = algorithm.reference_top
+    for number, count in enumerate(counts):
+        if count is not None and count != kept:
+            mine, name = Fix(f"regularizers.{number}.top_k", kept), type(surrogate).__name__
+            yield _refuse(
+                f"{name} compares with the {kept} likeliest tokens of the reference (0: all) and regularizers.{number} "
+                f"with {count}, and a batch keeps one of the two",
+                mine,
+            )
     if algorithm.reference.prompt and algorithm.ratio.anchor == "reference":
         yield _refuse("a ratio to the reference compares answers to one question", Fix("reference.prompt", ""))
     # Drift is measured from the proximal policy, which must be the one that the step began with.

@@ -500,6 +500,9 @@ class TorchLearner:
 
     def _score(self, batch: Batch, needs: Set[Need], first: Mapping[Need, Tensor]) -> Scores:
         proximal = sharpened = values = bootstrap = routing = free_routing = begun = None
+        found = self._reference.score(batch) if "reference" in needs else Scores()
+        # Before the pass whose graph is kept: the loss of an update reads the reference's likeliest tokens from it.
+        batch = found.into(batch)
         if "values" in needs:
             values, bootstrap = self._known_critic().values(batch, first.get("values"))
         if "sharpened" in needs:
@@ -519,7 +522,7 @@ class TorchLearner:
         if "proximal" in needs:
             self._scored_at, self._begun = self._updates, begun
         return replace(
-            self._reference.score(batch) if "reference" in needs else Scores(),
+            found,
             proximal=proximal if "proximal" in needs else None,
             sharpened=sharpened,
             values=values,
