@@ -3,6 +3,7 @@
 import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from gnomon.config.experiment import load
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.records.console import Console
 from gnomon.records.jsonl import JsonLines
+from gnomon.rollouts.metrics import measure_round
+from gnomon.rollouts.rollout import RolloutTimer
+from gnomon.rollouts.scheduler import RolloutBatch
 from gnomon.training.api import train_experiment
 from gnomon.training.evaluate import Evaluation, read_evaluations, summarize
 from gnomon.training.run_logger import RunLogger
@@ -48,6 +52,19 @@ def test_an_evaluation_of_two_prompts():
     assert found.length_tokens_mean == 3.0
     assert (found.prompts, found.samples, found.errors, found.truncated_fraction) == (2, 4, 1, 0.0)
     assert found.pass_at == {"1": pytest.approx(5 / 12), "2": pytest.approx((5 / 6 + 2 / 3) / 2)}
+
+
+def test_the_length_of_an_answer_is_that_of_all_its_segments():
+    """Segments of 2 and 6 tokens are 8 tokens, in the evaluation and in the record of the prompt; a training step says
+    the same of them.
+    """
+    whole, rest = (group("a", graded(1, "7"), tokens=tokens) for tokens in (2, 6))
+    parted = replace(whole, rollouts=(replace(whole.rollouts[0], segments=rest.rollouts),))
+    found = summarize((parted,), 8, "sums", 1)
+
+    assert found.length_tokens_mean == found.answered[0].measure("tokens") == 8.0
+    watch = RolloutTimer()
+    assert measure_round(RolloutBatch(0, (parted,), (), watch), 0)["rollout/length_tokens_mean"] == 8.0
 
 
 def test_what_could_not_be_graded_is_said():

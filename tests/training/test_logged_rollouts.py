@@ -165,6 +165,30 @@ def test_the_effective_size_is_said(logged: Path, tmp_path: Path, capsys: pytest
     assert f"effective sample size under the policy {expected:.3f} of the tokens" in "".join(capsys.readouterr())
 
 
+def test_answers_that_were_given_to_the_logging_run_are_given_here(logged: Path, tmp_path: Path):
+    """A log of luffy has the dataset's answers, with zeros for log-probabilities that nobody had: P3O would weigh them
+    as if the sampler had been sure of them, and refuses; GRPO takes them as given, in every segment.
+    """
+
+    def given(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "logprobs": [0.0] * len(line["logprobs"]), "oldest_version": GIVEN, "newest_version": GIVEN}
+
+    place = altered(logged, tmp_path / "log", given)
+    lines = [json.loads(line) for line in (place / "step-000001.jsonl").read_text().splitlines()]
+    parted = [part for line in lines for part in (line, {**unknown(line), "segment": 1, "oldest_version": 3})]
+    (place / "step-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in parted))
+
+    def read(algorithm: str) -> Any:
+        settings = [*QUICK, *MORE, f"algorithm={algorithm}", f"rollouts_from={place}"]
+        return questions(load(RANDOM, settings).experiment).split.train
+
+    with pytest.raises(UserError, match=r"16 of 16 rollouts of .* have no log-probabilities"):
+        read("p3o")
+    rows = [row for group in read("grpo").groups for rollout in group.rollouts for row in rollout.rows]
+    assert {(row.oldest_version, row.newest_version, len(set(row.logprobs))) for row in rows} == {(GIVEN, GIVEN, 1)}
+    assert all("@" in row.task_id for row in rows)
+
+
 def test_logs_without_probabilities_serve_where_none_are_read(logged: Path, tmp_path: Path):
     """GRPO on them: each is a given answer, which no measure of the sampler counts."""
     place = altered(logged, tmp_path / "log", unknown)

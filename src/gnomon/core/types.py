@@ -206,6 +206,11 @@ class Rollout:
         return (self, *self.segments)
 
     @property
+    def length(self) -> int:
+        """Tokens of all its segments, each behind its own prompt."""
+        return sum(len(row.response) for row in self.rows)
+
+    @property
     def is_truncated(self) -> bool:
         """Whether a budget ended the response."""
         return self.stop == "length"

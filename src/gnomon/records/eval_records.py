@@ -56,7 +56,7 @@ class EvalRecord:
             question=question_digest(group.task.text),
             scores=tuple(r.grade.parts[part] for r in scored),
             answers=tuple(r.grade.answer for r in scored),
-            lengths=tuple(len(r.response) for r in group.rollouts),
+            lengths=tuple(r.length for r in group.rollouts),
             truncated=sum(r.is_truncated for r in group.rollouts),
             errors=sum(r.grade.error is not None for r in group.rollouts),
         )

@@ -173,7 +173,7 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     several = [group for group in groups if len(group.rollouts) > 1]
     rollouts = [r for r in rollouts_of(groups) if r.oldest_version != GIVEN]
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
-    count, lengths = len(rollouts), [sum(len(segment.response) for segment in r.rows) for r in rollouts]
+    count, lengths = len(rollouts), [r.length for r in rollouts]
     stale = [version - r.oldest_version for r in rollouts_of(finished.groups) if r.oldest_version != GIVEN]
     measures: dict[str, Measure] = {
         "rollout/reward_mean": Mean(sum(graded), len(graded)),

@@ -367,7 +367,7 @@ def summarize(groups: Sequence[Group], step: int, task: str, samples: int, order
         scores=scores,
         pass_at=_means_at("pass@", curves),
         maj_at=_means_at("maj@", curves),
-        length_tokens_mean=sum(len(r.response) for r in rollouts) / count,
+        length_tokens_mean=sum(r.length for r in rollouts) / count,
         truncated_fraction=sum(r.is_truncated for r in rollouts) / count,
         errors=sum(r.grade.error is not None for r in rollouts),
         seconds=0.0,

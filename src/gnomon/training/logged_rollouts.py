@@ -115,7 +115,7 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
     # Compared as token ids, after rendering, so wording cannot hide an overlap.
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
     groups = [g for path in track(files, f"reading {place}", len(files)) for g in _groups(path)]
-    kept = [group for group in groups if group.task.prompt not in forbidden]
+    kept = [group for group in groups if forbidden.isdisjoint(rollout.prompt for rollout in group.rollouts)]
     _check_groups(experiment.algorithm, kept, place)
     _check_numbers(kept, place, tokenizer)
     # Then the missing log-probabilities are never read, and zeros stand in for NaN.
@@ -180,12 +180,20 @@ def _groups(path: Path) -> Iterator[Group]:
         if not members:
             continue
         name = f"{members[0].rollout.task_id}@{step}.{number}"
-        # The version of the other run's weights means nothing in this one.
-        rollouts = tuple(replace(m.rollout, task_id=name, oldest_version=0, newest_version=0) for m in members)
+        rollouts = tuple(_as_own(m.rollout, name) for m in members)
         # Prompts can differ within a group; the longest row stands for it where its length is checked.
-        longest = max(rollouts, key=lambda r: len(r.prompt) + len(r.response))
+        rows = [row for rollout in rollouts for row in rollout.rows]
+        longest = max(rows, key=lambda r: len(r.prompt) + len(r.response))
         task = Task(name, longest.prompt, members[0].question, response=longest.response, mask=longest.mask)
         yield Group(task, rollouts)
+
+
+def _as_own(rollout: Rollout, name: str) -> Rollout:
+    """Return a logged rollout as one of this run's task ``name``; what was given to the other run is given here too."""
+    # The version of the other run's weights means nothing in this one.
+    version = GIVEN if rollout.oldest_version == GIVEN else 0
+    segments = tuple(_as_own(segment, name) for segment in rollout.segments)
+    return replace(rollout, task_id=name, oldest_version=version, newest_version=version, segments=segments)
 
 
 def _check_groups(algorithm: Algorithm, groups: Sequence[Group], place: Path) -> None:
@@ -230,12 +238,17 @@ def _check_numbers(groups: Sequence[Group], place: Path, tokenizer: Tokenizer) -
 
 
 def _is_lacking(rollout: Rollout) -> bool:
-    return any(math.isnan(p) for p, trained in zip(rollout.logprobs, rollout.mask, strict=True) if trained)
+    """Whether nobody sampled it, or nothing says how likely a token was."""
+    tokens = (pair for row in rollout.rows for pair in zip(row.logprobs, row.mask, strict=True))
+    return rollout.oldest_version == GIVEN or any(math.isnan(p) for p, trained in tokens if trained)
 
 
 def _known(rollout: Rollout) -> Rollout:
     """Return a rollout without log-probabilities as one that was given."""
-    if not _is_lacking(rollout):
-        return rollout
-    unknown = (0.0,) * len(rollout.response)
-    return replace(rollout, logprobs=unknown, full_logprobs=unknown, oldest_version=GIVEN, newest_version=GIVEN)
+    return _as_given(rollout) if _is_lacking(rollout) else rollout
+
+
+def _as_given(row: Rollout) -> Rollout:
+    unknown, segments = (0.0,) * len(row.response), tuple(map(_as_given, row.segments))
+    row = replace(row, logprobs=unknown, full_logprobs=unknown, segments=segments)
+    return replace(row, oldest_version=GIVEN, newest_version=GIVEN)
