@@ -28,7 +28,7 @@ from gnomon.config.foreign_names import ALIASES
 from gnomon.core.errors import ConfigError, RunError, UserError
 from gnomon.tasks.environment import Reply
 from gnomon.tasks.split import HeldOut
-from gnomon.training.objects import write_callables, write_rows
+from gnomon.training.objects import write_callables, write_model, write_rows
 from gnomon.training.python_api import Settings, _flat, _task
 from gnomon.training.result import Result
 from gnomon.training.run_logger import FinishedStep
@@ -412,6 +412,96 @@ def test_a_loaded_model_trains_and_is_found_again():
 
     assert torch.equal(run.model().lm_head.weight, model.lm_head.weight)
     assert trained(model=model, rewards="numeric", steps=0).steps == 0, "the tokenizer is that of the model's folder"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Callable[[], tuple[Any, Any]]:
+    """What loads a model and its tokenizer anew."""
+    source = gnomon.testing.trial_model()
+    return lambda: (AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source))
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "chat template": lambda model, tokenizer: setattr(tokenizer, "chat_template", "{{ messages }}"),
+    "generation config": lambda model, tokenizer: setattr(model.generation_config, "temperature", 0.3),
+    "config": lambda model, tokenizer: setattr(model.config, "rms_norm_eps", 1e-3),
+    "weight": lambda model, tokenizer: model.lm_head.weight.data.add_(1),
+    "added token": lambda model, tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": ["<|go|>"]}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_was_changed_is_written_anew(change: str, loaded: Callable[[], tuple[Any, Any]]):
+    """Whatever changed of model or tokenizer since the last call is in the files that are trained on."""
+    model, tokenizer = loaded()
+    before = write_model(model, tokenizer)
+    CHANGES[change](model, tokenizer)
+    after = write_model(model, tokenizer)
+
+    assert after != before
+    assert write_model(model, tokenizer) == after
+    assert AutoTokenizer.from_pretrained(after).chat_template == tokenizer.chat_template
+    assert model.generation_config.temperature == json.loads(Path(after, "generation_config.json").read_text()).get(
+        "temperature"
+    )
+    assert not [each.name for each in Path("runs/inputs").iterdir() if each.name.startswith("tmp")]
+
+
+class Halved(torch.nn.Linear):
+    """A layer with the weights of another and numbers of its own."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows) / 2
+
+
+def half(*given: Any) -> Any:
+    return given[-1]
+
+
+def halved(model: Any) -> None:
+    layer = model.model.layers[0].mlp
+    layer.up_proj = Halved(layer.up_proj.in_features, layer.up_proj.out_features, bias=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.lm_head.requires_grad_(False), "requires_grad is False for 1 weights"),
+        (lambda model: model.requires_grad_(False), "model.requires_grad_(True)"),
+        (lambda model: model.model.norm.requires_grad_(False), "(model.norm.weight)"),
+        (lambda model: model.register_forward_hook(half), "model: the model computes with half"),
+        (
+            lambda model: model.model.layers[0].register_forward_pre_hook(half),
+            "model: model.layers.0 computes with half",
+        ),
+        (
+            lambda model: model.model.norm.register_forward_hook(functools.partial(half, 1)),
+            "model: model.norm computes",
+        ),
+        (lambda model: setattr(model, "forward", functools.partial(half, 1)), "model: the model computes with"),
+        (lambda model: setattr(model.model.layers[0].mlp, "forward", half), "model.layers.0.mlp computes with half"),
+        (lambda model: setattr(model.model.norm, "forward", lambda rows: rows), "<lambda>"),
+        (halved, "model.layers.0.mlp.up_proj computes with Halved of this program"),
+    ],
+)
+def test_a_model_that_no_file_holds_is_refused(
+    change: Callable[[Any], Any], said: str, loaded: Callable[[], tuple[Any, Any]]
+):
+    """Hooks, layers and functions of the program and frozen weights would be lost, and another model be trained."""
+    model, tokenizer = loaded()
+    change(model)
+
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        write_model(model, tokenizer)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_what_libraries_hook_into_a_model_is_no_code_of_the_program(loaded: Callable[[], tuple[Any, Any]]):
+    """A compiled model, and the hook with which transformers lets gradients reach a checkpointed layer."""
+    model, tokenizer = loaded()
+    model.enable_input_require_grads()
+
+    assert Path(write_model(torch.compile(model), tokenizer), "model.safetensors").is_file()
 
 
 def test_a_run_of_objects_is_resumed_without_them():

@@ -10,8 +10,8 @@ import inspect
 import itertools
 import json
 import pickle
-import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 
 from gnomon.core.atomic_files import real_path, write_durably
-from gnomon.core.errors import ConfigError, UserError, on_one_line
+from gnomon.core.errors import ConfigError, UserError, on_one_line, shortened
 
 INPUTS = Path("runs") / "inputs"
 # 64 bits of SHA-256: two inputs share a folder with a probability below 1e-9 up to 100,000 inputs.
@@ -209,7 +209,8 @@ def write_model(model: Any, tokenizer: Any) -> str:
         The path of the folder.
 
     Raises:
-        ConfigError: ``model`` has no ``save_pretrained``, or no tokenizer is given and none is found.
+        ConfigError: ``model`` has no ``save_pretrained``, code of the program's own or frozen weights, or no tokenizer
+            is given and none is found.
     """
     from gnomon.models.load import load_tokenizer
     from gnomon.models.transfer.fingerprint import fingerprint
@@ -224,18 +225,64 @@ def write_model(model: Any, tokenizer: Any) -> str:
         tokenizer = load_tokenizer(str(tokenizer)).backend
     elif not hasattr(tokenizer, "get_vocab"):
         raise ConfigError(f"the tokenizer is {type(tokenizer).__name__}; give one of transformers, or a name or folder")
-    # The folder's name is a digest of configuration, weights and vocabulary, so the same model is written once.
-    prints = [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
-    parts = [model.config.to_json_string(), *prints, json.dumps(tokenizer.get_vocab(), sort_keys=True)]
-    folder = _place("\n".join(parts).encode()) / "model"
-    if not (folder / "config.json").is_file():
-        # Renamed when whole: a folder with config.json is complete.
-        part = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
+    model = getattr(model, "_orig_mod", model)  # torch.compile's
+    _check_is_in_files(model)
+    INPUTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=INPUTS) as parent:
+        part = Path(parent) / "model"
         tokenizer.save_pretrained(part)
-        model.save_pretrained(part)
-        part.rename(folder)
+        # The folder's name is a digest of all that goes into it, so the same model is written once.
+        parts = [f"{file.name} {file.read_bytes().hex()}" for file in sorted(part.rglob("*")) if file.is_file()]
+        parts += [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
+        parts += [each.to_json_string() for each in (model.config, getattr(model, "generation_config", None)) if each]
+        folder = _place("\n".join([*parts, repr(getattr(model, "peft_config", ""))]).encode()) / "model"
+        if not folder.exists():
+            _save(model, part)
+            part.rename(folder)
     return str(real_path(folder))
+
+
+def _save(model: Any, part: Path) -> None:
+    """Save a model with the generation config that it has, which transformers may have read and would not write."""
+    from gnomon.models.folder import savable
+
+    own = getattr(model, "generation_config", None)
+    kept, dropped = savable(own) if own else (own, ())
+    if own is None or not dropped:
+        model.save_pretrained(part)
+        return
+    try:
+        model.generation_config = kept
+        model.save_pretrained(part)
+    finally:
+        model.generation_config = own
+    # It is repaired, and that is said, where the folder is read.
+    (part / "generation_config.json").write_text(own.to_json_string())
+
+
+def _check_is_in_files(model: Any) -> None:
+    """Refuse a model with code of the program's own or frozen weights, since a folder holds numbers alone.
+
+    Raises:
+        ConfigError: Naming the layer or the weights.
+    """
+    for name, module in model.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        for each in (type(module), vars(module).get("forward"), *hooks):
+            # What transformers loads with trust_remote_code is among the model's files.
+            if each and is_programs_own(each) and not each.__module__.startswith("transformers_modules."):
+                code = getattr(each, "__qualname__", each)
+                raise ConfigError(
+                    f"model: {name or 'the model'} computes with {code} of this program, and its files hold weights "
+                    "alone, so another model would be trained; give it without, or as a folder whose code is loaded "
+                    "with trust_remote_code"
+                )
+    frozen = [name for name, each in model.named_parameters() if each.is_floating_point() and not each.requires_grad]
+    if frozen and not hasattr(model, "peft_config"):
+        raise ConfigError(
+            f"model: requires_grad is False for {len(frozen)} weights ({shortened(', '.join(frozen))}), and gnomon "
+            "trains all; type model.requires_grad_(True), or train an adapter on some layers: lora={'targets': [...]}"
+        )
 
 
 def _tokenizer_of(model: Any) -> Any:
