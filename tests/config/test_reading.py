@@ -557,3 +557,27 @@ def test_a_gpu_is_refused_by_the_version_of_a_pytorch_for_cpus(monkeypatch: pyte
         check_cuda("cuda:1")
     monkeypatch.setattr(metadata, "version", lambda name: "2.13.0")
     check_cuda("cuda:1")
+
+
+ODD = ([{}], [[]], {"kind": {}}, {"parts": [[{}]]}, None, [True], "", object)
+
+
+def loaded(source: str, given: Sequence[tuple[str, Any]]) -> None:
+    """Load an experiment with settings that a TOML file or a command can hold."""
+    load(source, [f"{key}={json.dumps(value)}" for key, value in given if value is not object])
+
+
+@pytest.mark.parametrize("read_by", [check_names, loaded])
+def test_a_value_of_any_type_is_refused_in_words(read_by: Callable[..., object]):
+    """Every setting with lists of tables, tables of lists, bytes and classes: checks read them before their types."""
+    raised = []
+    for key in sorted({setting.key.partition(".N")[0] for setting in settings()}):
+        for value in ODD:
+            try:
+                read_by("tiny", [(key, value)])
+            except UserError:
+                pass
+            except Exception as error:
+                raised.append(f"{key} = {value}: {type(error).__name__}: {error}")
+
+    assert raised == []

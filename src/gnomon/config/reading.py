@@ -391,11 +391,11 @@ def _check_rules(last: Mapping[str, Any]) -> None:
     """Refuse names of diagnosis rules that do not exist."""
     rules = known_names()["rules"]
     for key, kind, known in (("rules", "rule", rules), ("stop_on", "severity or rule", [*SEVERITIES, *rules])):
-        for name in _list(last.get(f"doctor.{key}")):
+        for name in _texts(last.get(f"doctor.{key}")):
             # "-rule" takes a rule out of the list.
-            bare = name.removeprefix("-") if key == "rules" and isinstance(name, str) else name
+            bare = name.removeprefix("-") if key == "rules" else name
             if bare not in known:
-                raise ConfigError(f"doctor.{key}: {unknown(kind, str(bare), known)}")
+                raise ConfigError(f"doctor.{key}: {unknown(kind, bare, known)}")
 
 
 def _check_tasks(last: Mapping[str, Any]) -> None:
@@ -442,7 +442,7 @@ def _check_engine(last: Mapping[str, Any]) -> None:
             "such as environment.kind=gymnasium environment.use=NAME"
         )
     check_device(str(last.get("device", "auto")))
-    check_packages(_list(last.get("packages")))
+    check_packages(_texts(last.get("packages")))
     engine = last.get("engine", last.get("engine.kind", "local"))
     if isinstance(engine, str) and ":" not in engine and engine not in ("local", "vllm"):
         raise ConfigError(f"engine.kind = {engine!r}: should be {ENGINE_KINDS}")
@@ -501,9 +501,7 @@ def _check_run_dir(run_dir: Path, last: Mapping[str, Any]) -> None:
 
 def _check_lora(last: Mapping[str, Any]) -> None:
     """Refuse modules that no model of the architecture has."""
-    check_modules_of(
-        str(last.get("model")), (each for each in _list(last.get("lora.targets")) if isinstance(each, str))
-    )
+    check_modules_of(str(last.get("model")), _texts(last.get("lora.targets")))
 
 
 _TRAINING = (
@@ -677,6 +675,11 @@ def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 def _list(value: Any) -> list[Any]:
     value = [value] if isinstance(value, str) else value
     return [each for each in value if isinstance(each, str | Mapping)] if isinstance(value, list) else []
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a list, or one that stands alone; whether the others may be there is asked elsewhere."""
+    return [each for each in _list(value) if isinstance(each, str)]
 
 
 def _check_key(key: str) -> None:
