@@ -1,3 +1,4 @@
+import copy
 import random
 import resource
 from dataclasses import replace
@@ -84,6 +85,14 @@ def test_stop_ids_come_from_tokenizer_generation_config_and_template():
     """</s> is the tokenizer's end (2), 40 the generation config's, <end> (3) what the template writes after a turn."""
     assert unigram().stop_ids == (2, 3, 40)
     assert tiny_tokenizer().stop_ids == (257,)
+
+
+def test_a_template_that_leaves_answers_out_says_no_end():
+    """Of a template that writes the user's turns alone, the first token, <s> (1), ends no answer; </s> (2) does."""
+    backend = copy.deepcopy(unigram().backend)
+    backend.chat_template = "{% for m in messages if m.role == 'user' %}<s>{{ m.content }}<end>{% endfor %}"
+
+    assert wrap(backend, LlamaConfig(vocab_size=len(backend))).stop_ids == (2,)
 
 
 def test_context_length_is_the_models():

@@ -278,6 +278,16 @@ def test_a_malformed_sequence_names_itself_its_field_and_its_position(changes: d
     assert str(raised.value).startswith("batch.json is no usable batch:")
 
 
+def test_a_conversation_that_is_left_out_of_the_loss_is_read_again(tmp_path: Path):
+    """With mask_truncated a row has no trained token, so its turns earn nothing in the file; its reward stays."""
+    whole = further(batch(4, 6))
+    left = whole.with_fields(mask=whole.mask & (torch.arange(4) != 3)[:, None])
+    write_batch(tmp_path / "b.json", left)
+    read = read_batch(tmp_path / "b.json").batch
+
+    assert (read.mask[3].any().item(), read.rewards.tolist()) == (False, whole.rewards.tolist())
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

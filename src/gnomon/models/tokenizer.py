@@ -346,7 +346,8 @@ def _end_of_turn(backend: Any, control: Mapping[str, int]) -> int | None:
         return None
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}]
     with contextlib.suppress(ConfigError):
-        tail = render(backend, turns, begins_answer=False).rpartition(_PROBE)[2]
-        places = {tail.find(text): i for text, i in control.items() if text in tail}
+        _, found, tail = render(backend, turns, begins_answer=False).rpartition(_PROBE)
+        # A template that leaves responses out says nothing of their end; its first token would be that of a text.
+        places = {tail.find(text): i for text, i in control.items() if found and text in tail}
         return places[min(places)] if places else None
     return None

@@ -405,7 +405,8 @@ def _check_rollouts(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
                 f'sequence {differ[0]}: "reward" is {sequences[differ[0]]["reward"]:g} and that of sequence '
                 f"{numbers[0]}, of the same rollout_id, {reward:g}; each segment carries the reward of the rollout"
             )
-        if "step_rewards" in first and not differ:
+        # A row that is left out of the loss (mask_truncated) has no trained token, and what it earned is not there.
+        if "step_rewards" in first and not differ and all(any(sequences[n]["mask"]) for n in numbers):
             steps = [zip(sequences[n]["step_rewards"], sequences[n]["mask"], strict=True) for n in numbers]
             total = math.fsum(x for pairs in steps for x, chosen in pairs if chosen)
             # Step rewards were float32 when they were recorded, and are added up in float64 here.

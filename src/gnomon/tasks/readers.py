@@ -267,7 +267,10 @@ def read_csv(file: Path) -> list[Row]:
         DatasetError: The file is no CSV table.
     """
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    lines = csv.reader(io.StringIO(_text(file), newline=""), delimiter=delimiter, strict=True)
+    text = _text(file)
+    # Python's own limit, 131,072 characters a cell, is for the whole process; tests of programs are longer.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[Row] = []
     names: list[str] | None = None
     first = 1
