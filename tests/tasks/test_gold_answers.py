@@ -11,11 +11,13 @@ from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
 from gnomon.core.sections import SamplingConfig
 from gnomon.engines.stop_strings import until_stop
+from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Boxed, Exact, Format, Numeric
 from gnomon.rewards.grading import AnyVerifier, Grading, WeightedReward
+from gnomon.rewards.instructions import Instructions
 from gnomon.rewards.math import Mathematics
 from gnomon.tasks.gold_answers import MOST_HEAVY, check_answers
-from gnomon.tasks.question import TokenizedDataset
+from gnomon.tasks.question import ListDataset, Question, TokenizedDataset
 from gnomon.tasks.tables import TableTask
 
 
@@ -128,3 +130,34 @@ def test_a_large_table_of_algebra_is_tried_in_part_and_said(tmp_path: Path):
     assert (
         said == "of 1,000 different answers of 'made' that are no numbers, 500 were tried with the reward 'mathematics'"
     )
+
+
+@pytest.mark.parametrize(
+    ("verifier", "sound", "bad", "said"),
+    [
+        (
+            Instructions(),
+            {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["x"]}]},
+            {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keyword": "x"}]},
+            "the arguments of 'keywords:existence' are not its own",
+        ),
+        (
+            Code(),
+            {"tests": {"inputs": [[1]], "outputs": [1]}, "entry_point": "f"},
+            {"tests": {"inputs": [[1]], "outputs": [1]}, "entry_point": None},
+            "input and output of a case should be text",
+        ),
+    ],
+)
+def test_what_is_judged_with_other_columns_is_looked_at_with_them(
+    verifier: AnyVerifier, sound: dict[str, Any], bad: dict[str, Any], said: str
+):
+    """Equal instructions or tests of two rows: the second row's own arguments, or its function's name, are wrong."""
+    rows = tuple(Question(name, name, name, columns) for name, columns in (("a", sound), ("b", sound), ("c", bad)))
+    tasks: Any = ListDataset("rows", rows)
+
+    with pytest.raises(DatasetError, match=r"1 of 3") as caught:
+        check_answers([tasks], Grading((WeightedReward(verifier),)), Limits(workers=1))
+
+    assert "row with id 'c'" in str(caught.value)
+    assert said in str(caught.value)

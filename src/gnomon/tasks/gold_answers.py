@@ -13,9 +13,10 @@ from gnomon.rewards.base import Sample, VerifierError
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, WeightedReward
+from gnomon.rewards.instructions import Instructions
 from gnomon.rewards.reward_trial import made_answers
 from gnomon.tasks.base import TaskSet
-from gnomon.tasks.question import HasText, Question, QuestionSet, TokenizedDataset
+from gnomon.tasks.question import HasText, Question, QuestionSet, TokenizedDataset, digest
 
 MOST_HEAVY = 500
 """Different answers that math-verify is tried on: all of MATH-500's, some seconds; a sample of a larger table's."""
@@ -85,9 +86,12 @@ def _sorted(
     judged: dict[str, str | None] = {}
     for asked in track(_asked(tasks), f"checking the answers of {tasks.name}", len(tasks)):
         value = str(asked.columns.get(getattr(reward.verifier, "column", "answer")))
-        # Each different value is judged once: tables repeat answers many times.
-        if value not in judged:
-            judged[value] = None
+        # Each different value is judged once: tables repeat answers many times. Tests and instructions are judged with
+        # question and columns, which name functions and arguments.
+        is_alone = not isinstance(reward.verifier, Code | Instructions)
+        key = value if is_alone else digest(asked.text, dict(asked.columns))
+        if key not in judged:
+            judged[key] = None
             sample = Sample(asked.text, "", columns=asked.columns)
             try:
                 said = reward.verifier.stated(sample)
@@ -103,10 +107,10 @@ def _sorted(
                 if earned != 1.0 and sample.completion != said:
                     short = [replace(sample, completion=cut(text)) for text in (value, *said.split()[-1:])]
                     earned, why = max(map(reward.verifier, short)), f"{why}: a stop string (sampling.stop) cuts it"
-                judged[value] = None if earned == 1.0 else why.format(earned)
+                judged[key] = None if earned == 1.0 else why.format(earned)
             except VerifierError as error:
-                judged[value] = str(error)
-        flaw = judged[value]
+                judged[key] = str(error)
+        flaw = judged[key]
         if flaw is not None:
             flaws.append(_Flaw(_row(asked), value, flaw))
     return flaws, heavy
