@@ -140,6 +140,10 @@ def test_files_without_it_are_read_as_before(tmp_path: Path):
         ("proximal", {"0": 1}, "the field proximal should be a list of 2 numbers"),
         ("values", [0.0, "x"], "the field values holds what is no number"),
         ("baseline", "high", "the field baseline is a str"),
+        ("reward", 1e300, r"the reward is 1e\+300, where a number of float32 stands"),
+        ("reward", -3.5e38, r"the reward is -3.5e\+38, where"),
+        ("reward", math.nan, "the reward is nan, where"),
+        ("stop", "wat", "the field stop is 'wat', where stop or length stands"),
     ],
 )
 def test_what_is_no_record_is_refused(field: str, value: object, said: str, tmp_path: Path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from pydantic import ConfigDict, TypeAdapter
@@ -16,7 +16,7 @@ from torch import Tensor
 from gnomon.core.atomic_files import open_plain, write_durably
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.redaction import redacted
-from gnomon.core.types import Batch, Ending, Grade, Group, Rollout
+from gnomon.core.types import Batch, Ending, Grade, Group, Rollout, StopReason
 from gnomon.records.jsonl import Warn, warn_on_stderr
 
 # Per-token records: what a step made of each rollout that it trained on.
@@ -326,8 +326,11 @@ def _check_types(row: Any) -> None:
         raise ValueError("tokens are from 0 to 2147483647")
     if any(abs(number) >= _BEYOND for number in counted):
         raise ValueError("a whole number in it is beyond 63 bits")
-    if row.get("reward") is not None and not math.isfinite(row["reward"]):
-        raise ValueError(f"the reward is {row['reward']}, where a finite number stands, or null beside an error")
+    reward = row.get("reward")
+    if reward is not None and not abs(reward) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"the reward is {reward:.8g}, where a number of float32 stands, or null beside an error")
+    if row.get("stop", "stop") not in get_args(StopReason):
+        raise ValueError(f"the field stop is {row['stop']!r}, where stop or length stands")
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

@@ -54,6 +54,22 @@ def test_other_prompts_are_not_paired(tmp_path: Path):
 
     assert (pair.prompts, pair.verdict) == (0, "b is better")
     assert "nothing" in text(found)
+    assert "the runs held out different questions (12, 0 in common)" in text(found)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"), [((12, 12), None), ((12, 9), "(9 and 12, 9 in common)"), ((2, 8), "(2 and")]
+)
+def test_other_questions_are_said(prompts: tuple[int, int], said: str | None, tmp_path: Path):
+    """Scores of two sets of questions differ by the questions too, whether they can be paired or not."""
+    arms = [
+        (name, foreign.verl(tmp_path / name, [0.1], asked(1, 0.5, count)))
+        for name, count in zip("ab", prompts, strict=True)
+    ]
+    shown = text(compare_logs(arms))
+
+    assert ("held out different questions" in shown) == (said is not None)
+    assert said is None or said in shown
 
 
 def test_runs_without_answers_have_welchs_test(tmp_path: Path):

@@ -40,6 +40,9 @@ def reward(program: str, tests: object, **columns: object) -> float:
     return Code()(Sample("", f"So:\n```python\n{program}\n```\n", columns={"tests": tests, **columns}))
 
 
+JUDGES = ("checker", "generated_checker", "special_judge", "output_checker")
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [
@@ -48,6 +51,8 @@ def reward(program: str, tests: object, **columns: object) -> float:
         (SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}]),
         (ADD, CALLS),
         ("class Solution:\n    def add(self, a, b):\n        return a + b", CALLS),
+        ("class Solution:\n    def add(self, a, b):\n        return a + b", {**CALLS, "fn_name": "Solution.add"}),
+        (ADD, {**CALLS, "fn_name": "Solution().add"}),
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional", "fn_name": "add"}]),
         (ADD, ASSERTS),
         (ADD, "def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)"),
@@ -175,12 +180,21 @@ def test_the_last_block_is_the_program():
         ([{"input": "1", "output": "2", "testtype": "interactive"}], "unknown type 'interactive'"),
         ({"inputs": [[1]], "outputs": [1], "fn_name": "f(); x"}, "function's name"),
         (7, "none of the known forms"),
+        *(({**STDIN, name: "print(1)"}, f"{name} says which outputs are right") for name in JUDGES),
     ],
 )
 def test_cases_that_cannot_be_read_are_an_error(tests, message):
     """A dataset that cannot be judged is an error with its reason, never a zero."""
     with pytest.raises(VerifierError, match=message.replace("(", r"\(")):
         read_cases(tests, {})
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_row_with_a_judge_of_its_own_is_an_error(name):
+    """Where several outputs are right, comparing with one would give right programs 0; null is no judge."""
+    with pytest.raises(VerifierError, match=f"{name} says which outputs are right, and cases compare with one"):
+        read_cases(STDIN, {name: "import sys"})
+    assert read_cases(STDIN, {name: None}).stdin
 
 
 @pytest.mark.parametrize(

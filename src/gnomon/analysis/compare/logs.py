@@ -207,6 +207,13 @@ def _notes(found: LoggedComparison) -> list[str]:
     notes = [f"{run.path}: {note}" for arm in found.arms for run in arm.runs for note in run.notes]
     if any(len(arm.runs) == 1 for arm in found.arms):
         notes.insert(0, "one run says nothing about other runs: what is compared is one model of each such name")
+    asked = [run.by_prompt.keys() for arm in found.arms for run in arm.runs if run.by_prompt]
+    if found.kind == "held-out" and any(each != asked[0] for each in asked):
+        counts = " and ".join(map(str, sorted({len(each) for each in asked})))
+        notes.append(
+            f"the runs held out different questions ({counts}, {len(set.intersection(*map(set, asked)))} in common), "
+            "so a difference may be theirs; hold out the same ones (gnomon evaluate RUN RUN asks both the same)"
+        )
     if len({run.library for arm in found.arms for run in arm.runs}) > 1:
         notes.append("libraries score and log in ways of their own: see that reward, prompts and steps are the same")
     return notes

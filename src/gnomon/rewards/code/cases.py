@@ -284,6 +284,8 @@ class _EqualCalls(ast.NodeTransformer):
 
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+# What open-r1/codeforces, CodeContests and others call the program that judges outputs of which several are right.
+_JUDGES = ("checker", "generated_checker", "special_judge", "output_checker")
 
 
 class Case(Protocol):
@@ -370,6 +372,12 @@ def read_cases(tests: Any, columns: Mapping[str, Any], prompt: str = "", package
     tests = read_packed(tests)
     entry = _entry(columns)
     setup = "\n".join(_lines(columns.get(name)) for name in ("test_imports", "test_setup_code") if columns.get(name))
+    known = {**columns, **(tests if isinstance(tests, Mapping) else {})}
+    if (judge := next(filter(known.get, _JUDGES), None)) is not None:
+        raise VerifierError(
+            f"{judge} says which outputs are right, and cases compare with one output; leave the row out, or judge it "
+            'by a reward of your own (kind = "function")'
+        )
     # The forms are told apart by their types: text is Python, a table with
     # inputs and outputs is APPS's, a list of tables is LiveCodeBench's.
     if isinstance(tests, str) or (tests and isinstance(tests, list) and all(isinstance(t, str) for t in tests)):
@@ -481,6 +489,7 @@ def _value(text: Any, given: Any) -> Any:
 
 
 def _call(name: Any, args: Any, expected: Any, is_wrapped: bool = False) -> CallCase:
+    name = name.removeprefix("Solution().").removeprefix("Solution.") if isinstance(name, str) else name
     if not isinstance(name, str) or not all(map(_NAME.fullmatch, name.split("."))):
         raise VerifierError(
             f"a function case needs the function's name (fn_name, entry_point or metadata), got {name!r}"
