@@ -300,3 +300,20 @@ def test_what_fresh_prompts_begin_with_is_computed_once(make):
         alone = AlignedDecoder(model)
         alone.admit([row], 8, frozenset())
         assert float((alone.step([row[-1]], 8)[0] - found).abs().max()) < 1e-4
+
+
+def test_a_row_that_was_recorded_in_part_lends_nothing_to_one_that_asks_for_experts():
+    """An answer begins unrecorded, and one with experts joins; what begins as the first has all of its experts."""
+    model, drawn = build(mixtral), dict[int, Completion]()
+    batcher = Batcher(AlignedDecoder(model), 4, PLENTY)
+    opening, plain = (5, 6, 7, 8, 9), Sampling(max_completion_length=6)
+    asks = Sampling(max_completion_length=2, record_routing=True)
+    rounds = (((*opening, 1), plain, 1), ((3, 4), asks, 9), ((*opening, 2), asks, 9))
+    with torch.no_grad():
+        for number, (prompt, sampling, most) in enumerate(rounds):
+            batcher.add([Request(prompt, (number,), sampling, lambda: True)])
+            for _ in range(most):
+                drawn |= {len(request.prompt): answers[0] for request, answers in batcher.step()}
+
+    assert batcher.is_idle
+    assert (drawn[len(opening) + 1].routing is None, drawn[2].routing is None) == (False, False)

@@ -43,6 +43,10 @@ class Trace:
         self._rows[slot] = self._rows[-1]
         self._rows.pop()
 
+    def is_partial(self, slot: int) -> bool:
+        """Whether some pieces of a row are known and others not: recording began while it was drawn."""
+        return len({piece is None for piece in self._rows[slot]}) == 2
+
     def of(self, slot: int) -> Tensor | None:
         """Return a row's pieces as one tensor on the CPU; None if a piece is unknown."""
         pieces = [piece.cpu() for piece in self._rows[slot] if piece is not None]

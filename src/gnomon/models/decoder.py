@@ -194,6 +194,9 @@ class AlignedDecoder(_TracedDecoder):
 
     def keep(self, slot: int, tokens: Prompt, most: int) -> None:
         """Keep what was computed of a row; common beginnings are kept once."""
+        # Rows that begin with it may ask for all experts.
+        if self._trace.is_partial(slot):
+            return
 
         def read(first: int) -> tuple[Prefix, Tensor | None]:
             experts = self._trace.of(slot)
