@@ -34,7 +34,7 @@ OTHERS = {
         *GROUPS,
         "max_staleness=3",
         "engine.max_concurrent=3",
-        "sampling.max_completion_length=8",
+        "sampling.max_completion_length=48",  # more than the engine answers while a slow learner learns
         "learner.optimizer.learning_rate=1e-2",
     ),
     "slack": (*GROUPS, "max_staleness=3", "staleness.slack=1"),
