@@ -73,6 +73,7 @@ def test_what_could_not_be_graded_is_said():
 
     assert summarize(TWO, 0, "sums", 4).ungraded == "1 of 8 samples could not be graded and are in no score"
     assert summarize((TWO[0], lost), 0, "sums", 4).ungraded.startswith("4 of 8 samples could not be graded")
+    assert str(summarize((lost,), 0, "sums", 4)) == "reward - on 1 prompts of 'sums' after step 0", "a dash is no zero"
     assert summarize((TWO[0], lost), 0, "sums", 4).ungraded.endswith("on 1 of 2 prompts none could")
     assert summarize(TWO[:1], 0, "sums", 4).ungraded == ""
 

@@ -34,14 +34,19 @@ _MOST = 700.0
 
 @dataclass(frozen=True)
 class EvalScore:
-    """A mean over prompts, with its 95% interval."""
+    """A mean over prompts, with its 95% interval: from 0 to 1, and shown as a dash, where no sample was graded."""
 
-    mean: float
-    low: float
-    high: float
+    mean: float = 0.0
+    low: float = 0.0
+    high: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return self.shown if self == EvalScore() else f"{self.shown} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def shown(self) -> str:
+        """The mean with three digits, or the dash."""
+        return "-" if self == EvalScore() else f"{self.mean:.3f}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Evaluation:
     def __str__(self) -> str:
         """Return one line: the first score with its interval, on how many prompts, after which step."""
         name = next(iter(self.scores))
-        each = f" ({', '.join(f'{p.task} {p.headline.mean:.3f}' for p in self.parts)})" if self.parts else ""
+        each = f" ({', '.join(f'{p.task} {p.headline.shown}' for p in self.parts)})" if self.parts else ""
         return f"{name} {self.headline} on {self.prompts} prompts of '{self.task}' after step {self.step}{each}"
 
     @property
@@ -392,7 +397,7 @@ def _given(graded: Sequence[Sequence[Rollout]], names: Sequence[str]) -> dict[st
 
 def _score(values: Sequence[Sequence[float]]) -> EvalScore:
     means = [sum(v) / len(v) for v in values if v]
-    return _mean(means) if means else EvalScore(0.0, 0.0, 1.0)
+    return _mean(means) if means else EvalScore()
 
 
 def _mean(values: Sequence[float]) -> EvalScore:

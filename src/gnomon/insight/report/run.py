@@ -132,16 +132,14 @@ def figures(rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
     ends = [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else list(evaluations)
     for one in ends:
         label = f"held out after step {one.step}" if one.step else "held out before"
-        found.append(Figure(label, f"{one.headline.mean:.3f}", interval(one.headline)))
+        found.append(Figure(label, one.headline.shown, interval(one.headline)))
     losses = [(e.step, e.loss_nats, e.perplexity) for e in ends if e.loss_nats is not None and e.perplexity is not None]
     if losses:
         step, loss, perplexity = losses[-1]
         was = f"{losses[0][1]:.4f} at the beginning, " if len(losses) > 1 else ""
         found.append(Figure(f"held-out loss after step {step}", f"{loss:.4f}", f"{was}perplexity {perplexity:.4g}"))
     for part in ends[-1].parts if ends else ():
-        found.append(
-            Figure(f"{part.task} after step {part.step}", f"{part.headline.mean:.3f}", interval(part.headline))
-        )
+        found.append(Figure(f"{part.task} after step {part.step}", part.headline.shown, interval(part.headline)))
     rewards = [value for _, value in column(rows, "rollout/reward_mean")]
     if rewards:
         first, last = facts.ends(rewards)
