@@ -91,6 +91,31 @@ def test_an_environment_that_is_right_is_passed_in_silence(plan: Plan, body: str
     assert try_environment(plan(body), questions()) == ()
 
 
+CHANGING = {
+    "reset returned {'messages': [['user', '": "    def reset(self, **c): return str(time.time_ns())\n    def step(self, text): return 'x'",
+    "step returned {'messages': [['user', 'x']], 'reward': 0.": f"{RESET}    def step(self, text): return Reply('x', __import__('random').SystemRandom().random())",
+    "a resumed run plays another game": "    def reset(self, **c): return __import__('uuid').uuid4().hex\n    def step(self, text): return 'x'",
+    "draw by the column seed, or by random": f"{RESET}    def step(self, text): return __import__('os').urandom(8).hex()",
+}
+
+
+@pytest.mark.parametrize("said", CHANGING)
+def test_an_environment_that_is_another_each_time_is_said(plan: Plan, said: str):
+    """With one seed, question and answer it opens, replies or pays otherwise: by a clock, or a generator of its own."""
+    (note,) = try_environment(plan(CHANGING[said]), questions())
+
+    assert said in note
+    assert len(note) < 500
+
+
+@pytest.mark.parametrize("drawn", ["Random(seed).random()", "random()"])
+def test_an_environment_that_draws_by_its_seed_is_passed_in_silence(plan: Plan, drawn: str):
+    """The seed of reset is one number whenever a rollout is asked for again, and Python's generator begins with it."""
+    body = f"    def reset(self, seed, **c): return str(__import__('random').{drawn})\n"
+
+    assert try_environment(plan(f"{body}    def step(self, text): return 'x'"), questions()) == ()
+
+
 def test_an_environment_that_fails_on_odd_answers_is_said(plan: Plan):
     """A reply that fails is an end, and the policy's to learn from."""
     (said,) = try_environment(plan(f"{RESET}    def step(self, text): return str(int(text))"), questions())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gnomon.core.errors import ConfigError, EngineError, RewardError
+from gnomon.core.errors import ConfigError, EngineError, RewardError, shortened
 from gnomon.core.processes.client import ExitReason, ForkServer, Limits, WorkerProgram
 from gnomon.core.processes.pool import DeadlineExceeded, Worker, WorkerPool
 from gnomon.core.processes.server import Channel
@@ -305,11 +305,13 @@ class _Played:
 
     Attributes:
         where: What failed, "" for nothing.
+        heard: What reset, step and close returned.
     """
 
     sample: Sample
     where: str = ""
     cause: str = ""
+    heard: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_wrong(self) -> bool:
@@ -337,7 +339,9 @@ def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample
     with show_progress(f"trying the environment {plan.names}"):
         try:
             fork_server.open()
-            played = list(_conversations(fork_server, plan, [sample for answers in questions for sample in answers]))
+            samples = [sample for answers in questions for sample in answers]
+            played = list(_conversations(fork_server, plan, samples))
+            again = () if any(one.where for one in played) else tuple(_conversations(fork_server, plan, samples[:1]))
         finally:
             fork_server.close()
     failed = [one for one in played if one.where]
@@ -353,7 +357,14 @@ def try_environment(plan: EnvironmentConfig, questions: Sequence[Sequence[Sample
             f"{FORM}"
         )
     if not failed:
-        return ()
+        return tuple(
+            f"environment '{plan.names}': {where} returned {shortened(str(one.heard[place]))}, and when it was played "
+            f"again with the same seed {shortened(str(other.heard[place]))}: a resumed run plays another game; draw by "
+            "the column seed, or by random and numpy, which are seeded"
+            for one, other in zip(played[:1], again, strict=True)
+            for place, where in [(0, "reset"), (1, "step")]
+            if one.heard[place] != other.heard[place]
+        )[:1]
     return (
         f"environment '{plan.names}' fails in {len(failed)} of {len(played)} conversations that were tried; "
         f"{failed[0].said}; a reply that fails ends a rollout, which is graded as it is",
@@ -392,6 +403,7 @@ def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) 
         "close": {},
     }
     connection.settimeout(plan.timeout_seconds)
+    heard: list[Mapping[str, Any]] = []
     for where, request in requests.items():
         try:
             channel.send({"id": where, "do": where, **request})
@@ -404,4 +416,5 @@ def _played(connection: socket.socket, plan: EnvironmentConfig, sample: Sample) 
             return _Played(sample, where, _ENDED)
         if said["fault"] is not None:
             return _Played(sample, where, str(said["fault"]))
-    return _Played(sample)
+        heard.append({name: said.get(name) for name in ("messages", "reward", "is_done")})
+    return _Played(sample, heard=tuple(heard))
