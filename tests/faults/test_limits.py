@@ -141,6 +141,15 @@ def test_too_little_memory_for_libraries_is_said_before_they_are_loaded(verb: st
     assert f"MB, and ulimit {option} allows 100 MB" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("verb", ["train", "plan"])
+def test_python_without_docstrings_is_said_before_libraries_are_loaded(verb: str):
+    """transformers reads docstrings while it is imported, and would end in a traceback of ninety lines."""
+    ended = asked([verb, "tiny"], None, environment={"PYTHONOPTIMIZE": "2"})
+
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert "(PYTHONOPTIMIZE=2 or -OO), and transformers needs them; unset it" in ended.stderr
+
+
 def test_a_model_is_not_blamed_for_a_full_disk():
     """What the system refused stays what it is; another error is the model's."""
     with pytest.raises(OSError, match="No space"), parsed("the model"):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gnomon.core.errors import UserError
 from gnomon.core.progress import show_progress
 from gnomon.core.redaction import for_people
 from gnomon.core.tables import packaged_toml
@@ -125,7 +126,12 @@ def loading_libraries() -> Iterator[None]:
     Raises:
         OSError: If the process may take less memory than they do. Native code that lacks memory aborts or hangs, so
             this is asked before.
+        UserError: If Python was told to leave out docstrings, which transformers reads.
     """
+    if sys.flags.optimize > 1:
+        raise UserError(
+            "Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), and transformers needs them; unset it"
+        )
     if sys.platform != "win32" and "torch" not in sys.modules:
         import resource
 
