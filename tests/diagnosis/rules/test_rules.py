@@ -368,6 +368,20 @@ def test_a_part_that_dominates():
     )
 
 
+def test_a_penalty_for_long_answers_that_dominates():
+    """It is no reward of the table, and neither is a task's own: with 90% of the variance it is severe for both."""
+    columns = {"reward__answer_leverage": [0.1] * 8, "reward__answer_mean": 0.2, "reward__overlong_leverage": 0.9}
+    for facts in (Facts(weights={"answer": 1.0}), Facts()):
+        found = DominantPart()(history(**columns), facts)
+
+        assert severity(found) == "severe"
+        assert found is not None
+        assert "'overlong' decides 90% of what rewards differ by, 'answer' 10%" in found.summary
+        assert "sampling.max_completion_length" in found.advice[0]
+    few = {**columns, "reward__overlong_leverage": 0.3}
+    assert DominantPart()(history(**few), Facts(weights={"answer": 1.0})) is None
+
+
 def test_a_part_that_is_constant():
     """Fifteen steps of 0 for every answer are a warning, of 1 a note; a part without weight is nobody's business."""
     facts = Facts(weights={"answer": 1.0, "loud": 0.5})

@@ -13,6 +13,7 @@ from gnomon.diagnosis.rule import Alarm, Shown, alarm, graded, one_a_prompt, per
 from gnomon.diagnosis.text_metrics import repetition
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
+OVERLONG = "overlong"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DominantPart:
 
     The share of a component is weight * Cov(component, reward) / Var(reward), among responses to the same prompt if a
     prompt has several, which is what advantages depend on. Shares add up to 1. The first component counts as the main
-    objective.
+    objective. The algorithm's penalty for long responses is a component of weight 1, the last.
 
     Attributes:
         window: Steps.
@@ -39,14 +40,19 @@ class DominantPart:
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Check the largest share, without the first component."""
+        measured = [name[len("reward/") : -len("_leverage")] for name in history.names("reward/", "_leverage")]
+        # A task's own reward is not in the table; beside the penalty it is the only one that is sure to be paid.
+        own = [name for name in measured if name != OVERLONG]
+        weights = facts.weights or (dict.fromkeys(own, 1.0) if len(own) == 1 else {})
         # Parts of weight 0 are measured and decide nothing.
-        paid = {name: weight for name, weight in facts.weights.items() if weight}
+        paid = {name: weight for name, weight in weights.items() if weight}
+        paid |= {OVERLONG: 1.0} if OVERLONG in measured else {}
         shares = {
             name: weight * share
             for name, weight in paid.items()
             if (share := history.mean(f"reward/{name}_leverage", self.window)) is not None
         }
-        first = next(iter(facts.weights), "")
+        first = next(iter(weights), "")
         others = {name: share for name, share in shares.items() if name != first}
         if len(paid) < 2 or not others:
             return None
@@ -59,7 +65,8 @@ class DominantPart:
         since = history.latest(f"reward/{largest}_leverage", self.window)[0][0]
         evidence = {f"{name}_share": share for name, share in shares.items()} | {f"{first}_mean": solved}
         parts = {"most": others[largest], "rest": max(0.0, shares.get(first, 0.0)), "solved": solved}
-        return alarm(severity, since, self.name, evidence, select_all, largest=largest, first=first, **parts)
+        key = "dominant-part.overlong" if largest == OVERLONG else self.name
+        return alarm(severity, since, key, evidence, select_all, largest=largest, first=first, **parts)
 
 
 @dataclass(frozen=True)
