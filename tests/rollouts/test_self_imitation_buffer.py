@@ -1,6 +1,7 @@
 """What the replay buffer keeps, draws and remembers."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def test_only_rewards_above_the_bound_enter():
     held.observe(groups([(0, 1, 1.0), (1, 2, 0.0), (2, 3, None), (3, 4, 0.5)]))
 
     assert kept(held) == [("t0", 1, 1.0), ("t3", 4, 0.5)]
+
+
+def test_the_segments_of_a_response_are_kept_together():
+    """Of two responses of two segments the better one is kept whole, though a prompt has one place."""
+    held = buffer(per_prompt=1, capacity=1)
+    for token, reward in ((1, 0.5), (3, 1.0), (5, 0.7)):
+        whole = replace(rollout(0, (token,), reward), segments=(rollout(0, (token + 1,), reward),))
+        held.observe([Group(Task("t0", (0, 9), "asked"), (whole,))])
+    again = buffer(per_prompt=1, capacity=1)
+    again.restore(held.state())
+
+    assert kept(held) == kept(again) == [("t0", 3, 1.0), ("t0", 4, 1.0)]
 
 
 def test_the_best_of_a_prompt_is_kept_and_the_newer_among_equals():

@@ -33,6 +33,23 @@ def test_one_answer_of_each_group_is_the_datasets(tmp_path: Path):
     assert run.metrics["mismatch/logprob_abs_max_nats"][0] < 0.01  # of a given token it would be above 5
 
 
+def test_a_reward_that_compares_answers_sees_the_datasets_beside_the_policys(tmp_path: Path):
+    """It is paid the number of answers that it sees: 4 for each of a group of 4, the given one among them."""
+    path, pays = tmp_path / "sums.jsonl", tmp_path / "pays.py"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    pays.write_text(
+        "def pay(prompts, completions, **columns):\n    return [float(len(completions))] * len(completions)\n"
+    )
+    settings = (f"task={path}", f"rewards=[{{kind='function', function='{pays}:pay', over='group'}}]", "held_out.size=0", "steps=1")
+    quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
+    more = ("algorithm=luffy", "algorithm.num_generations=4", "rollouts_per_step=8", "sampling.max_completion_length=3")
+
+    rows = train_experiment(load(RANDOM, [*settings, *quick, *more]), tmp_path / "run").rollouts(1)
+
+    assert [row.rollout.grade.reward for row in rows] == [4.0] * 8
+    assert sum(row.rollout.oldest_version == GIVEN for row in rows) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

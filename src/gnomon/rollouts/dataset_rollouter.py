@@ -57,7 +57,6 @@ class DemonstratedRollouter:
         """Return the policy's group with the given rollout behind it."""
         source = self.source
         watch.generated(0)
-        group = await source.run_group(task, round_number, watch)
         sample = Sample(
             prompt=task.text,
             completion=source.decode(task.response),
@@ -69,8 +68,9 @@ class DemonstratedRollouter:
             seed=sample_key(source.seed, round_number, task.id, source.generations),
             messages=task.messages,
         )
-        (grade,) = await source.grades([sample])
-        return Group(task, (*group.rollouts, given_rollout(task, sample.completion, grade)))
+        # With the others, since a reward may compare all answers to a question.
+        sampled, (grade,) = await source.judged_with(task, round_number, watch, [sample])
+        return Group(task, (*sampled, given_rollout(task, sample.completion, grade)))
 
 
 def given_rollout(task: Task, text: str, grade: Grade, version: int = GIVEN) -> Rollout:

@@ -59,7 +59,7 @@ def measure_waste(finished: RolloutBatch, batch: Batch, learned: Metrics) -> Met
         "off_policy": wasted[Fate.OFF_POLICY],
         "errored": wasted[Fate.ERRORED],
     }
-    trained = tokens_of(rollouts_of(finished.groups)) - wasted[Fate.ERRORED] - wasted[Fate.IDLE]
+    trained = tokens_of(rollouts_of(finished.trained)) - wasted[Fate.ERRORED] - wasted[Fate.IDLE]
     generated = trained + sum(wasted.values())
     measures: dict[str, Measure] = {f"tokens/{name}": Sum(count) for name, count in wasted.items()}
     measures |= {f"waste/{cause}_fraction": Mean(count, generated) for cause, count in causes.items()}
@@ -77,7 +77,7 @@ def _silent(finished: RolloutBatch, batch: Batch) -> dict[str, int]:
     zero = ((batch.advantages == 0) & batch.mask).sum(1).tolist()
     causes = {"degenerate": 0, "zero_advantage": 0, "truncated": 0}
     row = 0
-    for group in finished.groups:
+    for group in finished.trained:
         why = "degenerate" if _is_alike(group) else "zero_advantage"
         for rollout in (segment for whole in group.rollouts for segment in whole.rows):
             if rollout.grade.error is None:
@@ -174,7 +174,7 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     rollouts = [r for r in rollouts_of(groups) if r.oldest_version != GIVEN]
     graded = [r.grade.reward for r in rollouts if r.grade.reward is not None]
     count, lengths = len(rollouts), [r.length for r in rollouts]
-    stale = [version - r.oldest_version for r in rollouts_of(finished.groups) if r.oldest_version != GIVEN]
+    stale = [version - r.oldest_version for r in rollouts_of(finished.trained) if r.oldest_version != GIVEN]
     measures: dict[str, Measure] = {
         "rollout/reward_mean": Mean(sum(graded), len(graded)),
         "rollout/reward_std": Mean(statistics.pstdev(graded) if graded else 0.0, 1),
@@ -185,7 +185,7 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
         "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in several), len(several)),
         "rollout/all_equal_best_fraction": Mean(sum(_is_all(g, 1.0) for g in groups), len(groups)),
         "rollout/all_equal_zero_fraction": Mean(sum(_is_all(g, 0.0) for g in groups), len(groups)),
-        "rollout/discarded_groups": Sum(len(finished.filtered)),
+        "rollout/discarded_groups": Sum(len(finished.refused)),
         "stream/staleness_steps_mean": Mean(sum(stale), len(stale)),
         "stream/staleness_steps_max": Max(max(stale, default=0)),
         "tokens/generated": Sum(tokens_of(rollouts)),
@@ -218,12 +218,12 @@ def measure_stream(finished: RolloutBatch) -> Metrics:
 
 def untrained(finished: RolloutBatch) -> dict[Fate, tuple[Group, ...]]:
     """Return the groups that were finished and are not trained on, by cause."""
-    return {Fate.FILTERED: finished.filtered, Fate.LATE: finished.late, Fate.OFF_POLICY: finished.off_policy}
+    return {Fate.FILTERED: finished.refused, Fate.LATE: finished.late, Fate.OFF_POLICY: finished.off_policy}
 
 
 def failed(finished: RolloutBatch) -> list[Rollout]:
     """Return the rollouts of trained groups that have no reward."""
-    return [r for r in rollouts_of(finished.groups) if r.grade.error is not None]
+    return [r for r in rollouts_of(finished.trained) if r.grade.error is not None]
 
 
 def tokens_of(rollouts: Sequence[Rollout]) -> int:

@@ -112,15 +112,22 @@ class Rollouter:
         """Return the task's graded group; a sample that cannot be graded is a rollout with an error."""
         if self.conversation is not None:
             return await self._converse(self.conversation, task, round_number, watch)
+        rollouts, _ = await self.judged_with(task, round_number, watch)
+        return Group(task, rollouts)
+
+    async def judged_with(
+        self, task: Task, round_number: int, watch: RolloutTimer, others: Sequence[Sample] = ()
+    ) -> tuple[tuple[Rollout, ...], Sequence[Grade]]:
+        """Return the rollouts of single answers, and the grades of ``others``, judged together with them."""
         # Keyed by what is sampled and not by when: the same draws whatever the order or the batching.
         keys = [sample_key(self.seed, round_number, task.id, sample) for sample in range(self.generations)]
         completions = await self.engine.generate(task.prompt, keys, self.sampling)
         watch.generated(sum(len(c.tokens) for c in completions), len(completions))
         samples = [self._sample(task, c, key) for c, key in zip(completions, keys, strict=True)]
-        grades = await self.grades(samples)
+        grades = await self.grades([*samples, *others])
         watch.graded()
-        rollouts = [_rollout(task, *each) for each in zip(completions, samples, grades, strict=True)]
-        return Group(task, tuple(rollouts))
+        rollouts = tuple(_rollout(task, *each) for each in zip(completions, samples, grades, strict=False))
+        return rollouts, grades[len(samples) :]
 
     async def grades(self, samples: Sequence[Sample]) -> Sequence[Grade]:
         """Return the grades of answers to one question."""

@@ -133,6 +133,7 @@ class RolloutBatch:
         in_flight: Groups that stay behind and are not finished.
         finished: Groups that stay behind and are finished.
         ahead: Steps for which prompts were asked beside this one.
+        is_refused: The filter refused every group; ``groups`` are such, and the step learns nothing of them.
         watch: The watch of the group that finished last.
     """
 
@@ -147,16 +148,27 @@ class RolloutBatch:
     in_flight: int = 0
     finished: int = 0
     ahead: int = 0
+    is_refused: bool = False
+
+    @property
+    def trained(self) -> tuple[Group, ...]:
+        """The groups that the step learns from."""
+        return () if self.is_refused else self.groups
+
+    @property
+    def refused(self) -> tuple[Group, ...]:
+        """Every group that the filter refused."""
+        return self.groups + self.filtered if self.is_refused else self.filtered
 
     @property
     def wasted(self) -> tuple[Group, ...]:
         """Every group that was generated and is not trained on."""
-        return self.filtered + self.late + self.off_policy
+        return self.refused + self.late + self.off_policy
 
     @property
     def generated(self) -> tuple[Group, ...]:
         """Every group that was generated: each is in exactly one round of a run."""
-        return self.groups + self.wasted
+        return self.trained + self.wasted
 
 
 @dataclass
@@ -173,8 +185,8 @@ class RolloutScheduler:
         rest: What the engine does while a step trains, once all that was asked is answered: release its memory, or
             nothing. Grades of later steps may come meanwhile.
         is_kept: Which finished groups are trained on; the others' places are taken by other prompts, at most
-            ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group is
-            trained on as it is, which changes nothing and is counted. At staleness 0 refused prompts are replaced once
+            ``max_attempts`` prompts a place in all, after which the step is smaller; a step without any kept group
+            learns nothing, and is counted. At staleness 0 refused prompts are replaced once
             all have answered, so that who is asked depends on no timing; above it at once.
     """
 
@@ -337,8 +349,9 @@ class RolloutScheduler:
         refused = [group for _, group in sorted([*self._refused, *given_up], key=lambda pair: pair[0])]
         self._refused = []
         groups = [group for _, group in kept]
-        # A step needs rows: refused groups are trained on, which changes nothing, and is counted.
-        if not groups:
+        # A step needs rows: it gets refused groups, and learns nothing of them.
+        is_refused = not groups
+        if is_refused:
             groups, refused = refused[: self.prompts_per_step], refused[self.prompts_per_step :]
         return RolloutBatch(
             number=self._clock,
@@ -351,6 +364,7 @@ class RolloutScheduler:
             in_flight=sum(not slot.is_ready for slot in self._slots),
             finished=sum(slot.is_ready for slot in self._slots),
             ahead=self.max_staleness - self.slack,
+            is_refused=is_refused,
         )
 
     def state(self) -> State:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from gnomon.tasks.base import TaskSet
 
 
 class _Kept(NamedTuple):
-    """A response that is kept; ``number`` counts what was observed, so a newer one has a larger number."""
+    """A response that is kept, or a segment of one; ``number`` counts what was observed, so newer ones have more."""
 
     reward: float
     number: int
@@ -61,10 +62,10 @@ class SelfImitationReplay:
     def observe(self, groups: Sequence[Group]) -> None:
         """Take in the responses of finished groups, in their order."""
         arriving = []
-        for rollout in (segment for group in groups for whole in group.rollouts for segment in whole.rows):
-            reward = rollout.grade.reward
-            if reward is not None and reward > self._plan.above and any(rollout.mask):
-                arriving.append(_Kept(reward, self._arrived, _plain(rollout, reward)))
+        for whole in (rollout for group in groups for rollout in group.rollouts):
+            reward, rows = whole.grade.reward, [row for row in whole.rows if any(row.mask)]
+            if reward is not None and reward > self._plan.above and rows:
+                arriving += [_Kept(reward, self._arrived, _plain(row, reward)) for row in rows]
                 self._arrived += 1
         self._kept = self._best([*self._kept, *arriving])
 
@@ -146,12 +147,15 @@ class SelfImitationReplay:
     def _best(self, candidates: Iterable[_Kept]) -> list[_Kept]:
         best: list[_Kept] = []
         of_prompt: Counter[str] = Counter()
-        seen: set[tuple[str, tuple[int, ...]]] = set()
-        # Best first, so the limits of the buffer and of each prompt cut off the worst.
-        for kept in sorted(candidates, key=lambda kept: kept.rank):
-            task_id, answer = kept.rollout.task_id, (kept.rollout.task_id, kept.rollout.response)
-            if len(best) < self._plan.capacity and of_prompt[task_id] < self._plan.per_prompt and answer not in seen:
-                best.append(kept)
+        seen: set[tuple[str, tuple[tuple[int, ...], ...]]] = set()
+        # Best first, so the limits of the buffer and of each prompt cut off the worst. Segments come and go together.
+        for _, rows in groupby(sorted(candidates, key=lambda kept: kept.rank), key=lambda kept: kept.number):
+            whole = list(rows)
+            task_id = whole[0].rollout.task_id
+            answer = (task_id, tuple(row.rollout.response for row in whole))
+            has_room = len(seen) < self._plan.capacity and of_prompt[task_id] < self._plan.per_prompt
+            if has_room and answer not in seen:
+                best += whole
                 of_prompt[task_id] += 1
                 seen.add(answer)
         return best

@@ -332,7 +332,7 @@ class RunLogger:
         if self.callbacks:
             # A callback may read the files of its step.
             self.recorder.settle()
-            told = FinishedStep(step, values, tuple(r for group in finished.groups for r in group.rollouts))
+            told = FinishedStep(step, values, tuple(r for group in finished.trained for r in group.rollouts))
             for callback in self.callbacks:
                 try:
                     with sharing_nothing(f"the callback {shortened(repr(callback))}", may_fork=True):
@@ -342,7 +342,8 @@ class RunLogger:
 
     def _record(self, step: int, finished: RolloutBatch, batch: Batch, seen: TokenStats | None) -> None:
         if self.rollouts is not None:
-            self.rollouts.write(step, finished.groups, finished.wasted, batch, seen)
+            learned = None if finished.is_refused else batch
+            self.rollouts.write(step, finished.trained, finished.wasted, learned, seen)
         if self.batches is not None:
             self.batches.write(step, batch)
 

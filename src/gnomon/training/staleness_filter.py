@@ -69,7 +69,8 @@ class EssFilter:
         sizes = _sizes(batch)
         offered = _total(sizes)
         # By what was offered: what is left has an ESS above the floor, whatever was asked too early.
-        self._ask_ahead(offered.value, version - int(batch.version.min()))
+        if offered.count:
+            self._ask_ahead(offered.value, version - int(batch.version.min()))
         ages = [version - min(r.oldest_version for r in group.rollouts) for group in finished.groups]
         stays = admitted(sizes, ages, self.floor)
         left = _total([sizes[place] for place in stays])

@@ -1,5 +1,7 @@
 """The training loop: prompts, rollouts, advantages, loss, new weights, step after step."""
 
+import torch
+
 from gnomon.algorithms.metrics import measure_advantages
 from gnomon.core.failpoints import failpoint
 from gnomon.rollouts.metrics import measure_round, measure_waste
@@ -29,6 +31,9 @@ async def train(run: Run) -> None:
 
             # Baselines are read here and updated at the end: none may contain the reward it is subtracted from.
             batch = parts.collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
+            if finished.is_refused:
+                # Equal in one part of the reward, or without a baseline to meet: such rewards can have advantages.
+                batch = batch.with_fields(mask=torch.zeros_like(batch.mask))
             seen, metrics = None, measure_round(finished, learner.version)
             with parts.guard.step(step + 1) as guarded:
                 # Each policy costs a forward pass, so only those are scored that a piece or the filter reads.
@@ -68,7 +73,7 @@ async def train(run: Run) -> None:
             # A step that the guard rolled back must leave no trace in the curriculum or in baselines either.
             if guarded.is_learned:
                 metrics += parts.curriculum.observe(finished.generated) + parts.imitation.observe(finished.generated)
-                metrics += await parts.tracking.observe(finished.groups, updates)
+                metrics += await parts.tracking.observe(finished.generated, updates)
             timer.lap("track")
 
             metrics += timer.metrics(finished.watch)
