@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.random_model import RANDOM
 
 from gnomon.algorithms import NAMED
 from gnomon.config.experiment import load, settings_of, to_toml
@@ -581,3 +582,12 @@ def test_a_value_of_any_type_is_refused_in_words(read_by: Callable[..., object])
                 raised.append(f"{key} = {value}: {type(error).__name__}: {error}")
 
     assert raised == []
+
+
+@pytest.mark.parametrize("preset", NAMED)
+def test_what_a_run_records_can_be_trained_from_again(preset: str, tmp_path: Path):
+    """Every piece is named in it; `gnomon continue RUN` and `gnomon train RUN/experiment.toml` read that."""
+    recorded = tmp_path / "experiment.toml"
+    recorded.write_text(to_toml(load(RANDOM, [f"algorithm={preset}", "rollouts_per_step=16"]).experiment))
+
+    check_names(str(recorded), ["steps=70"])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
-from gnomon.core.types import State
+from gnomon.core.types import Loan, State
 from gnomon.learner.optimizer import Optimizer, OptimizerConfig
 
 
@@ -221,3 +221,32 @@ def test_what_is_lent_stays_what_it_was_when_another_state_comes():
     with lent.lent["master/w"].reading() as tensor:
         assert tensor.tolist() == [1.0, 2.0]
     assert optimizer.state().tensors["master/w"].tolist() == [9.0, 9.0]
+
+
+class ShortOnce(Loan):
+    """A loan for whose copy memory does not suffice the first time."""
+
+    failed = False
+
+    def recall(self) -> None:
+        if not self.failed:
+            self.failed = True
+            raise MemoryError
+        super().recall()
+
+
+def test_what_was_lent_is_recalled_though_memory_ended_before_it_was():
+    """The learner makes such a step again: a checkpoint that is being written still gets the numbers it was lent."""
+    weight = parameter(1.0, 2.0)
+    optimizer = Optimizer([("w", weight)], OptimizerConfig(learning_rate=0.5))
+    lent = optimizer.lend().lent["master/w"]
+    optimizer._loans.insert(0, ShortOnce(weight.detach()))
+    weight.grad = torch.ones(2)
+    with pytest.raises(MemoryError):
+        optimizer.step(0.5)
+    weight.grad = torch.ones(2)
+    optimizer.step(0.5)
+
+    with lent.reading() as told:
+        assert told.tolist() == [1.0, 2.0]
+    assert weight.tolist() != [1.0, 2.0]

@@ -306,6 +306,15 @@ def test_an_adapter_that_cannot_change_is_said_by_its_setting():
         ParentRun(Path("runs/first/checkpoints/step-3"), begun)._check(asked)
 
 
+def test_value_pretraining_is_over_when_a_run_is_continued():
+    """Other settings of that phase would begin it again in the middle of training, and save a step 0 behind it."""
+    steps = "algorithm.critic.pretraining.steps"
+    begun, asked = (load(RANDOM, ["algorithm=vapo", "rollouts_per_step=16", f"{steps}={n}"]).experiment for n in (3, 5))
+
+    with pytest.raises(ConfigError, match=r"pretraining is Pretraining\(steps=3.* cannot become Pretraining\(steps=5"):
+        ParentRun(Path("runs/first/checkpoints/step-3"), begun)._check(asked)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

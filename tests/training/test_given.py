@@ -40,7 +40,12 @@ def test_a_reward_that_compares_answers_sees_the_datasets_beside_the_policys(tmp
     pays.write_text(
         "def pay(prompts, completions, **columns):\n    return [float(len(completions))] * len(completions)\n"
     )
-    settings = (f"task={path}", f"rewards=[{{kind='function', function='{pays}:pay', over='group'}}]", "held_out.size=0", "steps=1")
+    settings = (
+        f"task={path}",
+        f"rewards=[{{kind='function', function='{pays}:pay', over='group'}}]",
+        "held_out.size=0",
+        "steps=1",
+    )
     quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
     more = ("algorithm=luffy", "algorithm.num_generations=4", "rollouts_per_step=8", "sampling.max_completion_length=3")
 

@@ -599,7 +599,9 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
     # A section of a known kind has that kind's settings alone.
     if kinds.get(at) in {kind for types in known.values() for kind in types}:
         known = {name: types for name, types in known.items() if {"", kinds[at]} & types.keys()}
-    also = ("N", "extract", "verifier") if section.endswith("rewards.N") else ("N",)
+    also = {"N"} | ({"extract", "verifier"} if section.endswith("rewards.N") else set())
+    # A recorded experiment names the piece of each part of an algorithm, also where there is one only.
+    also |= {"piece"} if section.startswith("algorithm.") else set()
     if {*known} == {"N"} and name != "N":
         raise ConfigError(f"{at} is a list: write [[{at}]] in a file, {at}.0.{name} on the command line")
     if section and known and name not in {*known, *also}:

@@ -386,9 +386,10 @@ class Optimizer:
 
     def _recall(self) -> None:
         """Recall all lent tensors before they change."""
-        loans, self._loans = self._loans, []
-        for loan in loans:
-            loan.recall()
+        # One by one: where memory ends in the middle, the others are still to be recalled when the step is made again.
+        while self._loans:
+            self._loans[-1].recall()
+            self._loans.pop()
 
 
 def _moments(parameter: Tensor, is_coded: bool) -> dict[str, Any]:

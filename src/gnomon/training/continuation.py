@@ -541,7 +541,7 @@ def _unchangeable(experiment: Experiment) -> dict[str, str]:
         **{f"lora.{key}": repr(value) for key, value in ({} if lora is None else to_table(lora)).items()},
         "seed": f"{experiment.seed}",
         "algorithm.critic": "none" if critic is None else f"one with a {critic.trunk} trunk",
-        "algorithm.critic.pretraining": "none" if pretraining is None else "a phase before the first step",
+        "algorithm.critic.pretraining": "none" if pretraining is None else f"{pretraining}",
         "algorithm.proximal": "an average of past weights" if experiment.algorithm.proximal else "none",
     }
 
