@@ -275,6 +275,61 @@ def test_json_parquet_and_saved_datasets_hold_the_same_questions(tmp_path: Path)
     assert [answer for _, _, answer in seen[0]] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_folder_that_lacks_a_part_of_a_table_is_refused(tmp_path: Path, missing: int) -> None:
+    """By the names that the hub gives parts; a whole table, beside one of another split, is read."""
+    for number in range(3):
+        rows = pa.Table.from_pylist([{"prompt": f"{number}+{n}=", "answer": str(number + n)} for n in range(4)])
+        pyarrow.parquet.write_table(rows, tmp_path / f"train-{number:05d}-of-00003.parquet")
+    pyarrow.parquet.write_table(rows, tmp_path / "test-00000-of-00001.parquet")
+    assert len(TableTask(str(tmp_path)).questions().questions) == 12
+
+    (tmp_path / f"train-{missing:05d}-of-00003.parquet").unlink()
+    with pytest.raises(DatasetError, match="is one of 3 parts by its name, and 2 are there"):
+        TableTask(str(tmp_path)).questions()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (7, "007", r"b\.parquet: the column 'answer' is string, and int in a\.parquet"),
+        ("7", 7.5, r"'answer' is double, and string in"),
+        (["7"], "7", r"'answer' is string, and list<"),
+        (True, 1, r"'answer' is int, and bool in"),
+        (None, "7", r"'answer' is string, and null in"),
+    ],
+)
+def test_files_of_one_folder_have_columns_of_one_type(tmp_path: Path, first: Any, second: Any, said: str) -> None:
+    """`datasets` gives each file the types of the first, or ends in a page that names no file."""
+    for name, answer in (("a", first), ("b", second)):
+        rows = [{"prompt": f"{name}?", "answer": answer}, {"prompt": f"{name}!", "answer": answer}]
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+
+    with pytest.raises(DatasetError, match=said):
+        TableTask(str(tmp_path)).questions()
+
+
+def test_files_of_one_folder_have_the_same_columns(tmp_path: Path) -> None:
+    """What one of them lacks is named."""
+    for name, more in (("a", {}), ("b", {"level": 1})):
+        rows = [{"prompt": f"{name}?", "answer": "1", **more}, {"prompt": f"{name}!", "answer": "2", **more}]
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+
+    with pytest.raises(DatasetError, match=r"b\.parquet: the column 'level' is int, and not there in a\.parquet"):
+        TableTask(str(tmp_path)).questions()
+
+
+def test_widths_of_types_are_no_difference(tmp_path: Path) -> None:
+    """Files of 32 and 64 bits, of large texts and of categories hold the same values."""
+    answers = pa.array(["1", "2"])
+    kinds = {"a": answers, "b": answers.cast(pa.large_string()), "c": answers.dictionary_encode()}
+    for name, column in kinds.items():
+        table = pa.table({"prompt": [f"{name}?", f"{name}!"], "answer": column})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+
+    assert [q.columns["answer"] for q in TableTask(str(tmp_path)).questions().questions] == ["1", "2"] * 3
+
+
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     """The message gives the path and a file beside it that is spelled alike."""
     write(tmp_path / "train.jsonl", [{"prompt": "q", "answer": "a"}])

@@ -6,6 +6,7 @@ The values of a row become JSON values in every format; a value that cannot is r
 import csv
 import io
 import json
+import re
 import socket
 import stat
 from collections import defaultdict
@@ -19,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, no_file, on_one_line, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import show_progress, track
 from gnomon.core.sections import TABLE_SUFFIXES
@@ -349,6 +350,7 @@ def _read_dataset(path: str, subset: str | None, split: str, numbering: Collecti
     is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
     if kind and not is_saved:
         _check_no_texts(folder)
+        _check_parts(folder)
     try:
         with show_progress(f"reading the dataset {path}"), nullcontext() if kind else _hub_or_cache(datasets.config):
             found = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, subset, split=split)
@@ -395,6 +397,48 @@ def _check_no_texts(folder: Path) -> None:
             f"{folder} is a folder of {len(texts)} text file(s) and not a saved dataset; name one of them: "
             f"{', '.join(map(str, texts[:LISTED]))}{', ...' if len(texts) > LISTED else ''}"
         )
+
+
+_PART = re.compile(r"(.*)-(\d+)-of-(\d+)")
+
+
+def _check_parts(folder: Path) -> None:
+    """Raise DatasetError where Parquet files that are one table lack a part, or have columns of different types.
+
+    `datasets` reads what is there, and gives each file the types of the first, so that "007" can be 7.
+    """
+    parquet = import_optional("pyarrow.parquet", "tables", "a Parquet file")
+    tables: dict[tuple[Path, str, str], dict[str, Path]] = {}
+    for file in sorted(each for each in folder.rglob("*") if each.suffix.lower() == ".parquet"):
+        found = _PART.fullmatch(file.stem)
+        name, number, count = found.groups() if found else ("", file.name, "")
+        tables.setdefault((file.parent, name, count), {})[number] = file
+    for (_, _, count), files in tables.items():
+        first, *others = files.values()
+        if count and len(files) != int(count):
+            raise DatasetError(
+                f"{first} is one of {int(count)} parts by its name, and {len(files)} are there; fetch the others, or "
+                "name a file alone"
+            )
+        types = _types(parquet, first)
+        for other in others:
+            own = _types(parquet, other)
+            for column in {**types, **own}:
+                kind, asked = (each.get(column, "not there") for each in (own, types))
+                if kind != asked:
+                    raise DatasetError(
+                        f"{other}: the column '{column}' is {kind}, and {asked} in {first.name}; write both alike"
+                    )
+
+
+def _types(parquet: Any, file: Path) -> dict[str, str]:
+    """Return the type of each column; widths of numbers and of offsets are left out, for they change no value."""
+    try:
+        schema = parquet.read_schema(file)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{file} is no Parquet file: {on_one_line(str(error))}") from error
+    bare = re.compile(r"large_|\bu?(?=int)|(?<=int)\d+|dictionary<values=|(?<=\w), indices=.*>")
+    return {each.name: bare.sub("", str(each.type)) for each in schema}
 
 
 def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None, str]:
