@@ -192,7 +192,9 @@ def test_what_cannot_be_meant_is_refused(run: Path, capsys: Capture):
     assert "two are compared at most, got 1, 2, 3" in refused(
         capsys, str(run), *(word for n in "123" for word in ("--checkpoint", n))
     )
-    assert "neither a nor b is a run, so there is no checkpoint 3" in refused(capsys, "a", "b", "--checkpoint", "3")
+    assert "neither tiny nor tiny-sums is a run, so there is no checkpoint 3" in refused(
+        capsys, "tiny", "tiny-sums", "--checkpoint", "3", "--task", "arithmetic"
+    )
     assert "has no checkpoint 5; it has those after steps: 6" in refused(capsys, str(run), "--checkpoint", "5")
     assert "a checkpoint is best, newest or a number of steps" in refused(capsys, str(run), "--checkpoint", "last")
     assert "did you mean 'gsm8k'" in refused(capsys, "tiny", "--task", "gsm8")

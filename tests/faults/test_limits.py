@@ -131,11 +131,11 @@ def test_an_error_that_python_lost_is_memory_only_under_a_limit_of_it():
     assert told == [["None"] * 3, [str(errno.ENOMEM)] * 2 + ["None"]]
 
 
-@pytest.mark.parametrize("verb", ["train", "plan", "evaluate"])
+@pytest.mark.parametrize("command", ["train tiny", "plan tiny", "evaluate tiny --task arithmetic"])
 @pytest.mark.parametrize(("kind", "option"), [(resource.RLIMIT_DATA, "-d"), (resource.RLIMIT_AS, "-v")])
-def test_too_little_memory_for_libraries_is_said_before_they_are_loaded(verb: str, kind: int, option: str):
+def test_too_little_memory_for_libraries_is_said_before_they_are_loaded(command: str, kind: int, option: str):
     """Native code that lacks memory aborts, hangs or is killed by a signal."""
-    ended = asked([verb, "tiny"], limited(kind, 100_000_000))
+    ended = asked(command.split(), limited(kind, 100_000_000))
 
     assert ended.returncode == 1, ended.stderr
     assert f"MB, and ulimit {option} allows 100 MB" in ended.stderr.splitlines()[-1]

@@ -65,8 +65,8 @@ def rollout(step: int, group: int, text: str, reward: float | None, error: str |
     """Return a line of a rollout file, its fields in the order in which a run writes them."""
     return {
         "step": step, "group": group, "kept": True, "question": f"question {group}", "task_id": f"task-{group}",
-        "text": text, "reward": reward, "error": error, "parts": {"answer": reward}, "stop": "eos", "oldest_version": 0,
-        "newest_version": 0, "prompt": [1, 2, 3], "response": [4] * 9, "logprobs": [-0.5] * 9,
+        "text": text, "reward": reward, "error": error, "parts": {"answer": reward}, "stop": "stop",
+        "oldest_version": 0, "newest_version": 0, "prompt": [1, 2, 3], "response": [4] * 9, "logprobs": [-0.5] * 9,
     }  # fmt: skip
 
 

@@ -29,13 +29,17 @@ def run(arguments: Sequence[str]) -> int:
     # What has an equals sign and is no file is a setting; the rest are models.
     overrides = tuple(text for text in others if "=" in text and not os.path.exists(text))
     models = [given.model, *(text for text in others if text not in overrides)]
+    checkpoints = list(given.checkpoint or [])
+    if max(len(models), len(checkpoints)) > 2:
+        many = checkpoints if len(checkpoints) > 2 else models
+        raise ConfigError(f"two are compared at most, got {', '.join(map(str, many))}")
     check_evaluation(overrides, given.task or (), models)
     with loading_libraries():
         from gnomon.cli.results import table
         from gnomon.training.api import evaluate_each
         from gnomon.training.eval_spec import EvalSpec
 
-    candidates = _candidates(models, given.checkpoint)
+    candidates = _candidates(models, checkpoints)
     _check_out(given.out)
     spec = EvalSpec(tuple(given.task or ()), given.samples, given.prompts, overrides)
     found = evaluate_each(candidates, spec)
@@ -54,13 +58,10 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _candidates(models: Sequence[str], checkpoints: Sequence[int | str] | None) -> list["EvalTarget"]:
+def _candidates(models: Sequence[str], given: Sequence[int | str]) -> list["EvalTarget"]:
     """Return the evaluation targets: one or two models, or two checkpoints of one run."""
     from gnomon.training.eval_spec import NEWEST, EvalTarget
 
-    given = list(checkpoints or [])
-    if len(models) > 2 or len(given) > 2:
-        raise ConfigError(f"two are compared at most, got {', '.join(map(str, given if len(given) > 2 else models))}")
     # One model with several checkpoints, or two models with one checkpoint each.
     if len(models) == 1:
         return [EvalTarget(models[0], each) for each in given or [NEWEST]]
