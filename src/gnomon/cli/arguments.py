@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gnomon.core.errors import UserError
+from gnomon.core.errors import UserError, memory_limits
 from gnomon.core.progress import show_progress
 from gnomon.core.redaction import for_people
 from gnomon.core.tables import packaged_toml
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 # Above it an unknown option is taken for a misspelt one and not for a setting.
 _LIKE_AN_OPTION = 0.75
+# MB, as measured on a CPU and rounded up: 310 of data, 754 of addresses.
+_LIBRARIES_TAKE = {"-d": 400, "-v": 800}
 
 
 class _Form(argparse.HelpFormatter):
@@ -132,14 +134,10 @@ def loading_libraries() -> Iterator[None]:
         raise UserError(
             "Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), and transformers needs them; unset it"
         )
-    if sys.platform != "win32" and "torch" not in sys.modules:
-        import resource
-
-        for kind, option, least in ((resource.RLIMIT_DATA, "d", 400), (resource.RLIMIT_AS, "v", 800)):
-            most = resource.getrlimit(kind)[0]
-            if most != resource.RLIM_INFINITY and most < least * 10**6:
-                allowed = f"ulimit -{option} allows {most // 10**6} MB"
-                raise OSError(errno.ENOMEM, f"libraries alone take about {least} MB, and {allowed}")
+    for option, most in memory_limits().items() if "torch" not in sys.modules else ():
+        if most < (least := _LIBRARIES_TAKE[option]) * 10**6:
+            allowed = f"ulimit {option} allows {most // 10**6} MB"
+            raise OSError(errno.ENOMEM, f"libraries alone take about {least} MB, and {allowed}")
     with show_progress("loading libraries", is_brief=True):
         yield
 

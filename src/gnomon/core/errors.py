@@ -141,7 +141,7 @@ def refusal_of(error: BaseException) -> OSError | None:
     >>> refusal_of(ValueError("a number"))
     """
     # CPython loses a MemoryError now and then, and what it raises in its place could be a fault of an extension too.
-    is_lost = isinstance(error, SystemError) and _LOST.search(str(error)) and _is_memory_limited()
+    is_lost = isinstance(error, SystemError) and _LOST.search(str(error)) and memory_limits()
     if is_lost or isinstance(error, MemoryError):
         return OSError(errno.ENOMEM, str(error))
     # tempfile tries every folder and then raises this, whatever each refused for.
@@ -156,13 +156,14 @@ def refusal_of(error: BaseException) -> OSError | None:
     return None
 
 
-def _is_memory_limited() -> bool:
+def memory_limits() -> dict[str, int]:
+    """Return the limits of memory that this process is under, in bytes, by the options of `ulimit` that set them."""
     if sys.platform == "win32":
-        return False
+        return {}
     import resource
 
-    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    return any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds)
+    limits = {"-d": resource.getrlimit(resource.RLIMIT_DATA)[0], "-v": resource.getrlimit(resource.RLIMIT_AS)[0]}
+    return {option: most for option, most in limits.items() if most != resource.RLIM_INFINITY}
 
 
 def _refused_temporary(error: OSError) -> OSError:

@@ -1,6 +1,7 @@
 """Rows of Arrow tables as Python has them, each of equal ones once: rows are compared before they are made."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,20 @@ def read_arrow(file: Any, form: str, read: Callable[[], Any], numbering: Collect
     Raises:
         DatasetError: The file is damaged.
     """
+    with readable(file, form), show_progress(f"reading {file}"):
+        return rows_of(read(), str(file), numbering)
+
+
+@contextmanager
+def readable(file: Any, form: str) -> Iterator[None]:
+    """Read a file in the block.
+
+    Raises:
+        DatasetError: The file is damaged.
+    """
     arrow = import_optional("pyarrow", "tables", f"a file of {form}")
     try:
-        with show_progress(f"reading {file}"):
-            return rows_of(read(), str(file), numbering)
+        yield
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         reason = shortened(" ".join(str(error).split()), 200)
         raise DatasetError(f"{file} is not a readable {form} file: {reason}") from error

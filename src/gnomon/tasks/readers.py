@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gnomon.core.errors import ConfigError, DatasetError, no_file, on_one_line, shortened, unknown
+from gnomon.core.errors import ConfigError, DatasetError, no_file, shortened, unknown
 from gnomon.core.optional import import_optional
 from gnomon.core.progress import show_progress, track
 from gnomon.core.sections import TABLE_SUFFIXES
@@ -400,6 +400,7 @@ def _check_no_texts(folder: Path) -> None:
 
 
 _PART = re.compile(r"(.*)-(\d+)-of-(\d+)")
+_WIDTHS = re.compile(r"large_|\bu?(?=int)|(?<=int)\d+|dictionary<values=|(?<=\w), indices=.*>")
 
 
 def _check_parts(folder: Path) -> None:
@@ -433,12 +434,13 @@ def _check_parts(folder: Path) -> None:
 
 def _types(parquet: Any, file: Path) -> dict[str, str]:
     """Return the type of each column; widths of numbers and of offsets are left out, for they change no value."""
+    from gnomon.tasks.arrow_rows import readable
+
     try:
-        schema = parquet.read_schema(file)
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{file} is no Parquet file: {on_one_line(str(error))}") from error
-    bare = re.compile(r"large_|\bu?(?=int)|(?<=int)\d+|dictionary<values=|(?<=\w), indices=.*>")
-    return {each.name: bare.sub("", str(each.type)) for each in schema}
+        with readable(file, "Parquet"):
+            return {each.name: _WIDTHS.sub("", str(each.type)) for each in parquet.read_schema(file)}
+    except OSError as error:
+        raise DatasetError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def _address(path: str, subset: str | None, split: str) -> tuple[str, str | None, str]:

@@ -225,9 +225,8 @@ def _checked(
     # What an experiment says beside an object is judged with the object, later.
     hidden = {key for key in given for each in objects if f"{key}.".startswith(f"{each}.")}
     table = {key: value for key, value in read(source).items() if key not in objects}
-    unnamed: dict[str, Any] = (
-        {"algorithm": {}} if "algorithm" in objects else {}
-    )  # there is one, of which nothing is known yet
+    # An algorithm that is an object is there, and nothing of it is known yet.
+    unnamed: dict[str, Any] = {"algorithm": {}} if "algorithm" in objects else {}
     named = as_json({**unnamed, **{key: value for key, value in given.items() if key not in hidden}})
     known = check_names(table, [*named.items()], verb=verb, run_dir=run_dir)
     settings = {key: value.written() if isinstance(value, _Object) else value for key, value in given.items()}
