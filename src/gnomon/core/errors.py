@@ -157,7 +157,7 @@ def refusal_of(error: BaseException) -> OSError | None:
 
 
 def memory_limits() -> dict[str, int]:
-    """Return the limits of memory that this process is under, in bytes, by the options of `ulimit` that set them."""
+    """Return the limits of memory that this process is under, in bytes, by the options of ulimit that set them."""
     if sys.platform == "win32":
         return {}
     import resource
