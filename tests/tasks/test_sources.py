@@ -243,6 +243,73 @@ def test_arrow_files_and_saved_datasets_hold_what_parquet_holds(tmp_path: Path):
         assert questions(tmp_path / name) == [("a", "7"), ("b", "8")]
 
 
+FEATURES = datasets.Features({
+    "prompt": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=["negative", "positive"]),
+    "tags": datasets.List(datasets.ClassLabel(names=["a", "b"])),
+    "meta": {"kind": datasets.ClassLabel(names=["film", "book"])},
+})  # fmt: skip
+REVIEWS = [{"prompt": "good", "label": 1, "tags": [1, 0], "meta": {"kind": 0}},
+           {"prompt": "bad", "label": 0, "tags": [], "meta": {"kind": 1}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["t.parquet", "file.arrow", "stream.arrow", "saved", "folder"])
+def test_the_answer_of_a_column_of_classes_is_the_name(tmp_path: Path, form: str):
+    """Answers, templates and dotted columns have the names, however deep; rewards have the column's own numbers."""
+    made = datasets.Dataset.from_list(REVIEWS, features=FEATURES)
+    table = made.with_format("arrow")[:]
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    with pa.OSFile(str(tmp_path / "file.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    made.save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "folder").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "folder" / "train.parquet")
+    path = str(tmp_path / form)
+
+    found = TableTask(path, template="{label} {tags}? {question}").questions()
+    dotted = TableTask(path, answer_column="meta.kind").questions().questions
+
+    assert [q.columns["answer"] for q in found.questions] == ["positive", "negative"]
+    assert [q.columns["label"] for q in found.questions] == [1, 0]
+    assert found.questions[0].columns["tags"] == [1, 0]
+    assert found.questions[0].content == 'positive ["b", "a"]? good'
+    assert "are names of the classes of 'label', as 'positive'" in found.repeated
+    assert "cast_column('label', Value('int64'))" in found.repeated
+    assert [q.columns["answer"] for q in dotted] == ["film", "book"]
+
+
+def test_a_class_without_a_name_is_no_answer(tmp_path: Path):
+    """The -1 of a test split, of `datasets`, is a missing answer and not the last class."""
+    datasets.Dataset.from_list([{**REVIEWS[0], "label": -1}], features=FEATURES).save_to_disk(str(tmp_path / "saved"))
+
+    with pytest.raises(DatasetError, match=r"saved:1: answer: missing"):
+        TableTask(str(tmp_path / "saved")).questions()
+
+
+def test_a_label_of_two_classes_is_read_by_its_name(tmp_path: Path):
+    """Which class is the good one is not guessed from its number."""
+    features = datasets.Features({"prompt": datasets.Value("string"), "completion": datasets.Value("string"),
+                                  "label": datasets.ClassLabel(names=["good", "bad"])})  # fmt: skip
+    made = datasets.Dataset.from_list([{"prompt": "a", "completion": "b", "label": 1}], features=features)
+    made.save_to_disk(str(tmp_path / "saved"))
+
+    with pytest.raises(DatasetError, match="label: must be true or false, got 'bad'"):
+        TableTask(str(tmp_path / "saved"), completion_column="completion", label_column="label").questions()
+
+
+def test_parts_of_a_table_have_the_same_classes(tmp_path: Path):
+    """`datasets` gives all files the names of the first, so that 1 would be another class."""
+    for name, classes in (("a", ["no", "yes"]), ("b", ["yes", "no"])):
+        features = datasets.Features({"prompt": datasets.Value("string"), "label": datasets.ClassLabel(names=classes)})
+        made = datasets.Dataset.from_list([{"prompt": name, "label": 1}], features=features)
+        pyarrow.parquet.write_table(made.with_format("arrow")[:], tmp_path / f"{name}.parquet")
+
+    with pytest.raises(DatasetError, match=r"b.parquet: the column 'label' is of the classes .*yes.* in a.parquet"):
+        TableTask(str(tmp_path)).questions()
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path):
     """Of two columns of one name neither is taken without a word."""
     pyarrow.parquet.write_table(pa.table([["q"], ["1"], ["2"]], ["prompt", "answer", "answer"]), tmp_path / "t.parquet")

@@ -28,6 +28,7 @@ from gnomon.config.foreign_names import ALIASES
 from gnomon.core.errors import ConfigError, RunError, UserError
 from gnomon.tasks.environment import Reply
 from gnomon.tasks.split import HeldOut
+from gnomon.tasks.tables import TableTask
 from gnomon.training.objects import write_callables, write_model, write_rows
 from gnomon.training.python_api import Settings, _flat, _task
 from gnomon.training.result import Result
@@ -400,6 +401,43 @@ def test_the_same_rows_are_written_once():
     """The file's name is a digest of its content, so a second run and a resumed one find it."""
     assert write_rows(ROWS) == write_rows(row for row in ROWS)
     assert write_rows(ROWS) != write_rows(ROWS[1:])
+
+
+@pytest.mark.parametrize("form", ["dataset", "numpy", "iterable", "arrow", "batch"])
+def test_classes_of_a_dataset_in_memory_keep_their_names(form: str):
+    """A `datasets.Dataset` of whatever format, one that streams and a table of Arrow are read as their file is."""
+    import datasets
+
+    features = datasets.Features(
+        {"prompt": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    made = datasets.Dataset.from_list([{"prompt": "a", "label": 1}, {"prompt": "b", "label": 0}], features=features)
+    forms: dict[str, Any] = {
+        "dataset": lambda: made.select([1, 0]).select([1, 0]),
+        "numpy": lambda: made.with_format("numpy"),
+        "iterable": lambda: made.to_iterable_dataset(),
+        "arrow": lambda: made.with_format("arrow")[:],
+        "batch": lambda: made.with_format("arrow")[:].to_batches()[0],
+    }
+    task = _task(forms[form](), "dataset").written()
+
+    assert [q.columns["answer"] for q in TableTask(task["path"]).questions().questions] == ["yes", "no"]
+
+
+def test_a_stream_of_classes_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """As other rows without one are; and rows that the user's function makes are taken as it makes them."""
+    import datasets
+
+    features = datasets.Features(
+        {"prompt": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    made = datasets.Dataset.from_list([{"prompt": "a", "label": 1}], features=features)
+    monkeypatch.setattr("gnomon.training.objects._MOST_ROWS", 3)
+
+    with pytest.raises(ConfigError, match="dataset gave 3 rows and may have no end"):
+        write_rows(made.to_iterable_dataset().repeat(None))
+    own = made.with_transform(lambda rows: {"prompt": rows["prompt"], "label": ["mine"]})
+    assert TableTask(write_rows(own)).questions().questions[0].columns["answer"] == "mine"
 
 
 def test_a_loaded_model_trains_and_is_found_again():

@@ -1,6 +1,7 @@
 """Rows of Arrow tables as Python has them, each of equal ones once: rows are compared before they are made."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,12 +67,68 @@ def rows_of(reader: Any, name: str, numbering: Collection[str] | None) -> list[R
     table, groups = _different(
         reader, [column for column in names if column not in (numbering or ())], numbering is not None
     )
-    columns = [_taken(column) for column in table.columns]
-    cells = zip(*columns, strict=True) if columns else ()
+    columns = dict(zip(names, map(_taken, table.columns), strict=True))
+    coded = {column: columns[column] for column in classes_of(reader.schema)}
+    for column, feature in classes_of(reader.schema).items():
+        columns[column] = [_named(value, feature) for value in columns[column]]
     return [
-        Row(place + 1, dict(zip(names, row, strict=True)), copies=tuple(other + 1 for other in others))
-        for (place, *others), row in zip(groups, cells, strict=True)
+        Row(
+            place + 1,
+            {column: values[row] for column, values in columns.items()},
+            copies=tuple(other + 1 for other in others),
+            coded={column: values[row] for column, values in coded.items()},
+        )
+        for row, (place, *others) in enumerate(groups)
     ]
+
+
+def classes_of(schema: Any) -> dict[str, Any]:
+    """Return the features of the columns that hold numbers of classes, as `datasets` writes them into a schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: features[name] for name in schema.names if '"ClassLabel"' in json.dumps(features.get(name))}
+    except (KeyError, TypeError, ValueError, AttributeError):  # none, or another program's
+        return {}
+
+
+def parquet_of(rows: Any, most: int) -> tuple[int, bytes] | None:
+    """Return a table of `datasets` or Arrow that holds numbers of classes as Parquet, whose schema has their names.
+
+    Args:
+        most: Rows that are read of what does not say how many it has.
+
+    Returns:
+        The number of rows and the file's content; None for any other table, and for rows that a function makes.
+    """
+    if type(rows).__module__.partition(".")[0] not in ("datasets", "pyarrow"):
+        return None
+    schema = getattr(rows, "schema", None) or getattr(getattr(rows, "features", None), "arrow_schema", None)
+    if schema is None or not classes_of(schema) or getattr(rows, "format", {}).get("type") == "custom":
+        return None
+    arrow = import_optional("pyarrow", "tables", "a table")
+    parquet = import_optional("pyarrow.parquet", "tables", "a Parquet file")
+    if hasattr(rows, "features"):
+        rows = rows if hasattr(rows, "__len__") else rows.take(most)
+        rows = arrow.concat_tables(rows.with_format("arrow").iter(1000)).replace_schema_metadata(schema.metadata)
+    parquet.write_table(arrow.table(rows), file := arrow.BufferOutputStream())
+    return len(rows), file.getvalue().to_pybytes()
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """Return a value with the names of classes in place of their numbers; a number without a name (-1) is null."""
+    if isinstance(feature, list):  # a list as older versions of `datasets` write it
+        feature = {"feature": feature[0], "_type": "List"}
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    if kind == "ClassLabel":
+        names = feature["names"]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+    if isinstance(value, list) and isinstance(kind, str):
+        return [_named(each, feature.get("feature")) for each in value]
+    if isinstance(value, dict) and isinstance(feature, Mapping):
+        # A sequence of objects, which older versions of `datasets` know, is an object of lists.
+        inner = {k: [f] for k, f in feature["feature"].items()} if kind == "Sequence" else feature
+        return {name: _named(each, inner.get(name)) for name, each in value.items()}
+    return value
 
 
 def _different(reader: Any, compared: Sequence[str], is_merging: bool) -> tuple[Any, list[list[int]]]:

@@ -93,8 +93,8 @@ def _checked(row: Row) -> Row:
     if row.flaw is not None:
         return row
     reading = Reading()
-    values = reading.row(row.values)
-    return replace(row, values=values, flaw=reading.flaw, unsure=reading.unsure)
+    values, coded = reading.row(row.values), reading.row(row.coded)
+    return replace(row, values=values, flaw=reading.flaw, unsure=reading.unsure, coded=coded)
 
 
 def _kind(path: Path) -> int:
@@ -434,11 +434,13 @@ def _check_parts(folder: Path) -> None:
 
 def _types(parquet: Any, file: Path) -> dict[str, str]:
     """Return the type of each column; widths of numbers and of offsets are left out, for they change no value."""
-    from gnomon.tasks.arrow_rows import readable
+    from gnomon.tasks.arrow_rows import classes_of, readable
 
     try:
         with readable(file, "Parquet"):
-            return {each.name: _WIDTHS.sub("", str(each.type)) for each in parquet.read_schema(file)}
+            schema = parquet.read_schema(file)
+            kinds = {each.name: _WIDTHS.sub("", str(each.type)) for each in schema}
+            return kinds | {name: f"of the classes {json.dumps(each)}" for name, each in classes_of(schema).items()}
     except OSError as error:
         raise DatasetError(f"{file} cannot be read: {error.strerror or error}") from error
 

@@ -59,6 +59,8 @@ class Row:
         flaw: Why the row cannot be used; None for a sound row.
         unsure: Why a field's value is no answer that can be compared (`Reading`), by field.
         copies: Numbers of the rows that are equal to this one, and were not read.
+        coded: What columns of classes (`datasets.ClassLabel`) hold in the file: numbers, of which ``values`` has the
+            names.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Row:
     flaw: str | None = None
     unsure: Mapping[str, str] = field(default_factory=dict)
     copies: tuple[int, ...] = ()
+    coded: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,12 @@ class TableTask:
                 f"(row {several[0].number}), and {used!r} is asked; task.prompt_column names another"
             )
         answers = [str(q.columns.get("answer")) for q in questions if q.columns.get("answer") is not None]
+        given = (self.answer_column,) if self.answer_column else ANSWER_COLUMNS
+        coded = next((name for name in given if name.partition(".")[0] in rows[0].coded), None)
+        if coded and answers:
+            said.append(f"the answers of '{self.name}' are names of the classes of {coded!r}, as {answers[0]!r}, whose "
+                        f"numbers the rewards' column {coded!r} holds; `cast_column({coded!r}, Value('int64'))` of "
+                        "datasets makes the numbers the answers")  # fmt: skip
         missing = [answer for answer in answers if answer.strip().lower() in _NOTHING]
         if missing:
             said.append(f"{len(missing):,} of {total:,} answers of '{self.name}' are the text {missing[0]!r}, "
@@ -229,7 +235,7 @@ class TableTask:
             return None, f"task.template: no column {error}; the row has {names_in(row.values)}"
         if (flaw := untold_flaw(row.values, content, self.reward_columns)) is not None:
             return None, flaw
-        columns = {k: v for k, v in row.values.items() if k not in ("id", column)}
+        columns = {k: v for k, v in {**row.values, **row.coded}.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
             columns["answer"] = answer
@@ -243,7 +249,8 @@ class TableTask:
             return None, "text: asks nothing, so task.prefix, suffix and template have no place; remove them"
         if (flaw := _id_flaw(row)) is not None:
             return None, flaw
-        columns = {k: v for k, v in row.values.items() if k not in ("id", "text")} | {"data_source": self.name}
+        told = {**row.values, **row.coded, "data_source": self.name}
+        columns = {k: v for k, v in told.items() if k not in ("id", "text")}
         return Question(_id(row, text), (), text, columns, turns=({"role": "assistant", "content": text},)), None
 
     def _completed(self, values: Mapping[str, Any], column: str) -> tuple[Any, tuple[Message, ...], str | None]:

@@ -49,10 +49,11 @@ globals().update((name, pickle.loads(part)) for name, part in pickle.loads(conte
 
 
 def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
-    """Write the rows of a dataset as JSONL.
+    """Write the rows of a dataset as JSONL, or as Parquet where numbers stand for classes (`datasets.ClassLabel`).
 
     Args:
-        rows: Mappings from column to value: a list, a generator, or a `datasets.Dataset`. Arrays become lists.
+        rows: Mappings from column to value: a list, a generator, a `datasets.Dataset`, or a table of Arrow. Arrays
+            become lists.
         name: The argument that they were given as, for messages.
 
     Returns:
@@ -62,18 +63,27 @@ def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
         ConfigError: There are no rows, a row is no mapping, or a value has no JSON form; the message names row and
             column.
     """
-    # A generator may never end.
-    known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
-    lines = [_line(row, f"{name}: row {number}") for number, row in enumerate(known, 1)]
-    if known is not rows and len(lines) > _MOST_ROWS:
+    from gnomon.tasks.arrow_rows import parquet_of
+
+    # JSONL has no place for the names of classes.
+    table = parquet_of(rows, _MOST_ROWS + 1)
+    if table is not None:
+        (count, content), form = table, "parquet"
+    else:
+        rows = rows.to_pylist() if hasattr(rows, "to_pylist") else rows  # Arrow's
+        # A generator may never end.
+        known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
+        lines = [_line(row, f"{name}: row {number}") for number, row in enumerate(known, 1)]
+        # Half a surrogate pair is written as JSON writes it.
+        count, content, form = len(lines), "".join(lines).encode("utf-8", "backslashreplace"), "jsonl"
+    if not hasattr(rows, "__len__") and count > _MOST_ROWS:
         raise ConfigError(
             f"{name} gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: "
             f"{name}=itertools.islice(rows, 10000), or write them to a file"
         )
-    if not lines:
+    if not count:
         raise ConfigError(f"{name} holds no rows; give a list of dicts such as {{'prompt': ..., 'answer': ...}}")
-    content = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, as JSON writes it
-    path = _place(content) / "dataset.jsonl"
+    path = _place(content) / f"dataset.{form}"
     write_durably(path, content)
     return str(real_path(path))
 

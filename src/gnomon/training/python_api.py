@@ -481,7 +481,7 @@ def _task(dataset: Any, name: str) -> Any:
         return dataset
     if isinstance(dataset, Path):
         return str(dataset)
-    if not isinstance(dataset, Iterable):
+    if not isinstance(dataset, Iterable) and not hasattr(dataset, "to_pylist"):  # Arrow's
         raise ConfigError(
             f"{name} is {type(dataset).__name__}; give a list of dicts such as {{'prompt': ..., 'answer': ...}}, a "
             "datasets.Dataset, a generator, a path or a name"
@@ -490,9 +490,9 @@ def _task(dataset: Any, name: str) -> Any:
 
 
 def _rows(dataset: Any) -> Any:
-    """Return the rows of a table of pandas, polars or Arrow, or of a dict of columns; anything else as it is."""
-    # Arrow, polars, pandas, each without importing it.
-    for form, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
+    """Return the rows of a table of pandas or polars, or of a dict of columns; anything else as it is."""
+    # Polars, pandas, each without importing it.
+    for form, arguments in (("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(dataset, "columns") and hasattr(dataset, form):
             return getattr(dataset, form)(*arguments)
     columns = list(dataset.values()) if isinstance(dataset, Mapping) else []
