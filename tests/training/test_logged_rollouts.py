@@ -114,7 +114,6 @@ def unjudged(line: dict[str, Any]) -> dict[str, Any]:
         (with_field("logprobs", 5.0), (), r"a log-probability of 5, which is above 0; log natural"),
         (with_field("reward", math.nan), (), r"line 1: no rollout record: the reward is nan"),
         (with_field("reward", math.inf), (), r"line 1: no rollout record: the reward is inf"),
-        (lambda line: {**line, "group": line["group"] + (line["response"][0] % 2) * 100}, (), "groups are whole"),
         (dict, ("algorithm.num_generations=8",), r"have 4 rollouts, .*set algorithm.num_generations = 4"),
         (dict, ("sampling.temperature=0.5",), r"of temperature 1, .* scores at 0.5; set sampling.temperature = 1"),
     ],
@@ -128,6 +127,52 @@ def test_logs_that_do_not_fit_are_refused(
 
     with pytest.raises(UserError, match=said):
         questions(load(RANDOM, [*settings, "algorithm.num_generations=4", f"rollouts_from={place}", *more]).experiment)
+
+
+def rewritten(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], logged: Path, folder: Path) -> Path:
+    """Return a copy of a run's rollouts of which all lines were changed together."""
+    place = altered(logged, folder, dict)
+    path = place / "step-000001.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+    return place
+
+
+@pytest.mark.parametrize("name", ["p3o", "dr-grpo", "rloo"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        # By numbers of the groups alone, by ids alone, and by prompts alone.
+        (lambda lines: [{**x, "group": n // 4} for n, x in enumerate(lines[2:] + lines[:2])], "line 3: answers"),
+        (lambda lines: [{**lines[0], "task_id": "other"}, *lines[1:]], r"line 2: answers another prompt \("),
+        (lambda lines: [*lines[:3], {**lines[3], "prompt": lines[4]["prompt"]}, *lines[4:]], "line 4: answers another"),
+        (lambda lines: [{**x, "group": min(n // 4, 2)} for n, x in enumerate(lines)], "line 13: answers"),
+        (lambda lines: lines[:-1], "have 3 or 4 rollouts, .* groups are whole"),
+        # The same group twice: one of them would be trained on twice, and the other never.
+        (lambda lines: lines + lines[:4], r"line 17: group \d+ of step 1 began before, in .*line 1; write its lines"),
+    ],
+)  # fmt: skip
+def test_a_logged_group_answers_one_prompt(
+    change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str, name: str, logged: Path, tmp_path: Path
+):
+    """Rollouts of several prompts are not compared with each other: file, line and field are named."""
+    place = rewritten(change, logged, tmp_path / "log")
+    experiment = load(RANDOM, [f"algorithm={name}", *QUICK[1:], *MORE, f"rollouts_from={place}"]).experiment
+
+    with pytest.raises(UserError, match=said):
+        read_logged(experiment, load_tokenizer(experiment.model), ListDataset("none", ()))
+
+
+def test_a_conversation_may_begin_with_several_prompts(logged: Path, tmp_path: Path):
+    """An environment's first words differ between rollouts of one task; they are still a group."""
+
+    def played(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        said = [{**line, "turns": 1, "ended_by": "done", "cause": None} for line in lines]
+        return [{**said[0], "prompt": said[4]["prompt"]}, *said[1:]]
+
+    place = rewritten(played, logged, tmp_path / "log")
+    experiment = load(RANDOM, [*QUICK, *MORE, f"rollouts_from={place}"]).experiment
+    assert len(read_logged(experiment, load_tokenizer(experiment.model), ListDataset("none", ()))) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -191,6 +191,7 @@ class RecordedRollout:
         is_kept: False for a group that the filter refused.
         question: The task's text.
         taught: What its step made of it.
+        line: Of the file, from 1; 0 where it is of none.
     """
 
     step: int
@@ -199,6 +200,7 @@ class RecordedRollout:
     question: str
     rollout: Rollout
     taught: TokenRecord = TokenRecord()
+    line: int = field(default=0, compare=False)
 
 
 @dataclass
@@ -277,7 +279,7 @@ def read_rollouts(path: Path) -> Iterator[RecordedRollout]:
                 row = json.loads(line.decode("utf-8"))
                 _check_types(row)
                 said = (row["step"], row["group"], row["kept"], row["question"])
-                recorded = RecordedRollout(*said, _rollout(row), read_taught(row))
+                recorded = RecordedRollout(*said, _rollout(row), read_taught(row), number)
                 # A segment without its rollout, or out of order, means that lines are missing.
                 if (place := row.get("segment", 0)) != (0 if latest is None or not place else len(latest.rollout.rows)):
                     raise ValueError(f"segment {place} does not follow the one before")

@@ -19,7 +19,7 @@ from gnomon.learner.base import Learner
 from gnomon.models.load import load_tokenizer
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.records.batches import LARGEST_LOGPROB
-from gnomon.records.rollouts import read_rollouts
+from gnomon.records.rollouts import RecordedRollout, read_rollouts
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.tasks.base import TaskSet
@@ -114,7 +114,8 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
         other = (*other, "the chat template")
     # Compared as token ids, after rendering, so wording cannot hide an overlap.
     forbidden = {held_out[index].prompt for index in range(len(held_out))}
-    groups = [g for path in track(files, f"reading {place}", len(files)) for g in _groups(path)]
+    seen: dict[tuple[int, int], str] = {}
+    groups = [g for path in track(files, f"reading {place}", len(files)) for g in _groups(path, seen)]
     kept = [group for group in groups if forbidden.isdisjoint(rollout.prompt for rollout in group.rollouts)]
     _check_groups(experiment.algorithm, kept, place)
     _check_numbers(kept, place, tokenizer)
@@ -173,12 +174,30 @@ async def describe_worth(learner: Learner, logged: LoggedRollouts, experiment: E
     )
 
 
-def _groups(path: Path) -> Iterator[Group]:
-    """Yield the groups of a step that its filter kept."""
+def _groups(path: Path, seen: dict[tuple[int, int], str]) -> Iterator[Group]:
+    """Yield the groups of a step that its filter kept; ``seen`` has where each group began, of all files.
+
+    Raises:
+        DatasetError: A group has answers to several prompts, or comes twice.
+    """
     for (step, number), recorded in groupby(read_rollouts(path), lambda r: (r.step, r.group)):
         members = [each for each in recorded if each.is_kept]
         if not members:
             continue
+        began = f"{path}, line {members[0].line}"
+        other = next((each for each in members if _asked(each) != _asked(members[0])), None)
+        # Its rollouts would be compared with each other all the same, and a prompt's difficulty taken for merit.
+        if other is not None:
+            raise DatasetError(
+                f"{path}, line {other.line}: answers another prompt ('{shortened(other.rollout.task_id, 60)}') than "
+                f"line {members[0].line} ('{shortened(members[0].rollout.task_id, 60)}'), and both are of group "
+                f"{number} of step {step}; give each prompt a number of its own in the field group"
+            )
+        if seen.setdefault((step, number), began) != began:
+            raise DatasetError(
+                f"{began}: group {number} of step {step} began before, in {seen[step, number]}; write its lines one "
+                "after the other, or give this one another number in the field group"
+            )
         name = f"{members[0].rollout.task_id}@{step}.{number}"
         rollouts = tuple(_as_own(m.rollout, name) for m in members)
         # Prompts can differ within a group; the longest row stands for it where its length is checked.
@@ -186,6 +205,12 @@ def _groups(path: Path) -> Iterator[Group]:
         longest = max(rows, key=lambda r: len(r.prompt) + len(r.response))
         task = Task(name, longest.prompt, members[0].question, response=longest.response, mask=longest.mask)
         yield Group(task, rollouts)
+
+
+def _asked(recorded: RecordedRollout) -> tuple[str, tuple[int, ...]]:
+    """Return what a rollout answers; environments and agents may begin one task with several prompts."""
+    rollout = recorded.rollout
+    return rollout.task_id, rollout.prompt if rollout.ending is None else ()
 
 
 def _as_own(rollout: Rollout, name: str) -> Rollout:
