@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.rollouts.timed import TimedEngine, stream_of, train, virtually
 
+from gnomon.algorithms.presets import GRPO
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Batch, Grade, Group, Rollout, Task
 from gnomon.rollouts.collate import collate
@@ -130,7 +131,7 @@ def test_what_filter_removes_is_off_policy():
     logs = torch.tensor([0.0, 0.0, math.log(9.0)])
     scored = batch.with_fields(proximal=batch.behavior + logs[:, None])
     stream = stream_of(TimedEngine(lambda *_: 0.0), 1, max_staleness=4)
-    left, rest, _ = EssFilter(0.5, stream).apply(RolloutBatch(0, groups, (), RolloutTimer()), scored, version=5)
+    left, rest, _ = EssFilter(0.5, stream, GRPO).apply(RolloutBatch(0, groups, (), RolloutTimer()), scored, version=5)
 
     assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {
         "off_policy": pytest.approx(1 / 3)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rollouts.timed import TimedEngine, stream_of
 
+from gnomon.algorithms.presets import GRPO
 from gnomon.analysis.plan import make_plan
 from gnomon.config.experiment import from_table, load, to_toml
 from gnomon.core.errors import ConfigError
@@ -49,7 +51,7 @@ def stream(bound: int = 4, slack: int = 0) -> RolloutScheduler:
 def test_the_group_that_spoils_the_batch_goes():
     """Weights 1, 1 and 9 a token: ESS = 11^2 / (3 * 83) = 0.486; without the last 1, without the first 100 / 164."""
     finished, batch = offered((group_of("a", 5, 1), 1.0), (group_of("b", 3, 1), 1.0), (group_of("c", 4, 1), 9.0))
-    left, rest, measured = EssFilter(0.5, stream()).apply(finished, batch, version=5)
+    left, rest, measured = EssFilter(0.5, stream(), GRPO).apply(finished, batch, version=5)
 
     assert measured["stream/ess_fraction"] == pytest.approx(121 / 249)
     assert measured["stream/admitted_ess_fraction"] == pytest.approx(1.0)
@@ -69,7 +71,7 @@ def test_of_equals_the_older_one_goes():
 def test_old_answers_that_the_policy_would_still_give_stay():
     """Ten steps old, and weights of 1: nothing is removed, the round and the batch are the very same objects."""
     finished, batch = offered((group_of("a", 0, 3, 1), 1.0), (group_of("b", 0, 2), 1.0))
-    left, rest, _ = EssFilter(0.9, stream()).apply(finished, batch, version=10)
+    left, rest, _ = EssFilter(0.9, stream(), GRPO).apply(finished, batch, version=10)
 
     assert left is finished
     assert rest is batch
@@ -79,12 +81,47 @@ def test_whole_groups_go_and_rows_keep_their_tokens():
     """The middle group of three goes with both of its rows; the others keep theirs, counted from 0 without a gap."""
     first, middle, last = group_of("a", 0, 3, 2), group_of("b", 0, 4, 4), group_of("c", 0, 1, 2)
     finished, batch = offered((first, 1.0), (middle, 40.0), (last, 1.0))
-    left, rest, _ = EssFilter(0.7, stream()).apply(finished, batch, version=1)
+    left, rest, _ = EssFilter(0.7, stream(), GRPO).apply(finished, batch, version=1)
 
     assert left.groups == (first, last)
     assert rest.group.tolist() == [0, 0, 1, 1]
     assert rest.mask.sum(1).tolist() == [3, 2, 1, 2]
     assert left.generated == (first, last, middle)
+
+
+@pytest.mark.parametrize("left_out", ["truncated", "failed", "not the policy's own"])
+def test_only_tokens_that_train_count(left_out: str):
+    """A row of weight 50 and of age 10 that trains nothing spoils no batch, and holds no prompt back."""
+    far = group_of("b", 0, 2, 2)
+    (row,) = (
+        replace(far.rollouts[1], **changes)
+        for name, changes in {
+            "truncated": {"stop": "length"},
+            "failed": {"grade": Grade(None, error="its judge is away")},
+            "not the policy's own": {"mask": (False, False)},
+        }.items()
+        if name == left_out
+    )
+    finished, batch = offered((group_of("a", 9, 1, 1), 1.0), (replace(far, rollouts=(row, row)), 1.0))
+    batch = batch.with_fields(proximal=batch.proximal + math.log(50) * (batch.group == 1)[:, None])
+    asking = stream(bound=4, slack=3)
+    left, rest, measured = EssFilter(0.9, asking, replace(GRPO, mask_truncated=True)).apply(finished, batch, version=10)
+
+    assert (left, rest) == (finished, batch)
+    assert measured["stream/ess_fraction"] == pytest.approx(1.0)
+    assert asking.slack == 2  # from an age of 1, a step more
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_truncated_answers_count_where_they_are_trained_on(masks: bool):
+    """Weights 1, 1 and 9: the truncated answer of weight 9 goes, unless ``mask_truncated`` leaves it out anyway."""
+    third = group_of("c", 5, 1)
+    third = replace(third, rollouts=tuple(replace(rollout, stop="length") for rollout in third.rollouts))
+    finished, batch = offered((group_of("a", 5, 1), 1.0), (group_of("b", 5, 1), 1.0), (third, 9.0))
+    left, _, measured = EssFilter(0.5, stream(), replace(GRPO, mask_truncated=masks)).apply(finished, batch, version=5)
+
+    assert measured["stream/ess_fraction"] == pytest.approx(1.0 if masks else 121 / 249)
+    assert [group.task.id for group in left.groups] == ["a", "b", "c"][: 2 + masks]
 
 
 def test_one_group_always_stays():
@@ -123,7 +160,7 @@ def test_asking_ahead_follows_what_was_measured(weight: float, age: int, ahead: 
     pairs = [(group_of("a", 10 - age, 1), 1.0), (group_of("b", 10, 1), 1.0), (group_of("c", 10, 1), weight)]
     if weight == 5.0:
         pairs = pairs[:1] + pairs[2:]
-    EssFilter(0.5, asking).apply(*offered(*pairs), version=10)
+    EssFilter(0.5, asking, GRPO).apply(*offered(*pairs), version=10)
 
     assert asking.max_staleness - asking.slack == ahead
 
@@ -165,7 +202,7 @@ def test_without_admission_nothing_is_scored_and_nothing_removed():
 def test_a_floor_is_a_fraction(floor: float):
     """0 would trust anything and 1 nothing that rounding touched."""
     with pytest.raises(ConfigError, match="must be above 0 and below 1"):
-        EssFilter(floor, stream())
+        EssFilter(floor, stream(), GRPO)
 
 
 @pytest.mark.parametrize(

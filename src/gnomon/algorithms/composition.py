@@ -182,8 +182,7 @@ class Composition:
         rewards = torch.cat([batch.rewards[:, None], each.nan_to_num(0.0, math.inf, -math.inf)], 1)[batch.is_graded]
         if not bool((rewards.abs() <= LARGEST_REWARD).all()):
             raise NotFiniteError(f"a reward is not finite, or beyond {LARGEST_REWARD:.3g}, which float32 does not hold")
-        if self.mask_truncated:
-            batch = batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None])
+        batch = self.trained(batch)
         # An agent's rollout of several segments is one response to the pieces, and is cut again afterwards.
         segments = Segments.of(batch)
         whole = segments.whole(batch)
@@ -192,6 +191,10 @@ class Composition:
             advantages=masked(segments.cut(advantages), batch.mask).detach(),
             returns=None if returns is None else segments.cut(returns),
         )
+
+    def trained(self, batch: Batch) -> Batch:
+        """Return the batch with the mask that is trained on: without truncated answers, where these are left out."""
+        return batch.with_fields(mask=batch.mask & ~batch.is_truncated[:, None]) if self.mask_truncated else batch
 
     def minibatches(self, batch: Batch, seed: int) -> list[Batch]:
         """Return the optimizer steps' minibatches in order, each with its weights.

@@ -592,7 +592,9 @@ def _schedule(
 
 
 def _staleness_filter(experiment: Experiment, stream: RolloutScheduler) -> StalenessFilter:
-    return EssFilter(experiment.staleness.ess_floor, stream) if _is_measured(experiment) else NoFilter()
+    if not _is_measured(experiment):
+        return NoFilter()
+    return EssFilter(experiment.staleness.ess_floor, stream, experiment.algorithm)
 
 
 def _logger(session: TrainingContext, step: int, serving: Callable[[], Metrics]) -> RunLogger:

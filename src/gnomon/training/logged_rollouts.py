@@ -158,7 +158,7 @@ async def describe_worth(learner: Learner, logged: LoggedRollouts, experiment: E
     """Return how much logged rollouts are worth under the learner's policy, in a sentence."""
     # Rounded up, so that at most that many groups are measured, spread over the whole log.
     step = -(-len(logged) // _MEASURED)
-    batch = collate(logged.groups[::step], experiment.scoring_temperature)
+    batch = experiment.algorithm.trained(collate(logged.groups[::step], experiment.scoring_temperature))
     # Given answers were sampled by no known policy.
     mask = batch.mask & ~batch.is_given[:, None]
     weighs = reads_behavior(experiment.algorithm)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Need
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError
@@ -51,6 +52,7 @@ class EssFilter:
     Attributes:
         floor: The smallest effective sample size of a batch, as a share of its tokens, in (0, 1).
         stream: Whose ``slack`` is set.
+        algorithm: Says which tokens are trained on.
 
     Raises:
         ConfigError: If the floor is outside (0, 1).
@@ -58,6 +60,7 @@ class EssFilter:
 
     floor: float
     stream: RolloutScheduler
+    algorithm: Algorithm
     needs: Set[Need] = frozenset({"proximal"})
 
     def __post_init__(self) -> None:
@@ -66,11 +69,12 @@ class EssFilter:
 
     def apply(self, finished: RolloutBatch, batch: Batch, version: int) -> tuple[RolloutBatch, Batch, Metrics]:
         """Return what is left, ``stream/ess_fraction`` of what was offered and ``stream/admitted_ess_fraction``."""
-        sizes = _sizes(batch)
+        trained = self.algorithm.trained(batch)
+        sizes = _sizes(trained)
         offered = _total(sizes)
         # By what was offered: what is left has an ESS above the floor, whatever was asked too early.
         if offered.count:
-            self._ask_ahead(offered.value, version - int(batch.version.min()))
+            self._ask_ahead(offered.value, version - int(batch.version[trained.mask.any(1)].min()))
         ages = [version - min(r.oldest_version for r in group.rollouts) for group in finished.groups]
         stays = admitted(sizes, ages, self.floor)
         left = _total([sizes[place] for place in stays])
