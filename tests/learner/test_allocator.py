@@ -3,11 +3,15 @@ import os
 import platform
 
 import pytest
+import torch
 from tests.forked import Forked, ended
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.core.errors import LearnerError
 from gnomon.learner.allocator import HALVINGS, bound_prepared_products, retry_on_oom
 from gnomon.learner.forward import ForwardRunner
+from gnomon.learner.optimizer import Optimizer, OptimizerConfig
 from gnomon.learner.sections import LearnerConfig
 from gnomon.models.tiny import tiny_model
 
@@ -30,8 +34,66 @@ def test_memory_that_ends_is_known_whoever_says_so(said: str):
         raise RuntimeError(said)
 
     with pytest.raises(LearnerError, match="micro-batches of 8 tokens"):
-        retry_on_oom(passes, work)
+        retry_on_oom(passes, work, int)
     assert budgets == [64 >> n for n in range(HALVINGS + 1)]
+
+
+class EndOfMemory(TorchDispatchMode):
+    """Raises what an allocator does, once, instead of the ``at``-th operation."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return func(*args, **(kwargs or {}))
+
+
+def stepped(at: int, moments: str, dtype: torch.dtype) -> tuple[Optimizer, int]:
+    """Return an optimizer after two steps, whose second met the end of memory at its ``at``-th operation; and what is
+    left to count.
+    """
+    plan = OptimizerConfig(learning_rate=0.1, weight_decay=0.1, moments=moments, max_gradient_norm=1.0)
+    draw = torch.Generator().manual_seed(3)
+    named = [(name, nn.Parameter(torch.randn(2, 5, generator=draw).to(dtype))) for name in "abc"]
+    gradients = [[torch.randn(2, 5, generator=draw).to(dtype) for _ in named] for _ in range(2)]
+    optimizer, passes = Optimizer(named, plan), ForwardRunner(LearnerConfig(), tiny_model())
+
+    def work(number: int) -> float:
+        try:
+            for (_, parameter), gradient in zip(named, gradients[number], strict=True):
+                (parameter * gradient).sum().backward()
+            return optimizer.step(0.1)
+        except RuntimeError:
+            optimizer.drop_gradients()
+            raise
+
+    work(0)
+    with EndOfMemory(at) as counted:
+        retry_on_oom(passes, lambda: work(1), lambda: optimizer.begun)
+    return optimizer, counted.left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("moments", ["float32", "8bit"])
+def test_a_step_is_made_once_wherever_memory_ends(moments: str, dtype: torch.dtype):
+    """At each operation of backward pass and step: what the retry makes is the step, to the bit, or it is refused."""
+    expected, left = stepped(1 << 20, moments, dtype)
+    right, retried, refused = expected.state().tensors, 0, 0
+    for at in range(1, (1 << 20) - left + 1):
+        try:
+            found = stepped(at, moments, dtype)[0].state().tensors
+        except LearnerError as error:
+            refused += "out of memory while the weights were changed" in str(error)
+            continue
+        retried += 1
+        assert all(torch.equal(found[name], right[name]) for name in right)
+    assert retried > 0
+    assert refused > 0
+    assert retried + refused == (1 << 20) - left
 
 
 def test_the_allocator_says_what_it_took():

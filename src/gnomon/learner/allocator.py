@@ -65,34 +65,44 @@ T = TypeVar("T")
 HALVINGS = 3
 
 
-def retry_on_oom(passes: ForwardRunner, work: Callable[[], T]) -> T:
+def retry_on_oom(passes: ForwardRunner, work: Callable[[], T], steps_begun: Callable[[], int]) -> T:
     """Return what ``work`` returns; where memory ends, halve the tokens of a micro-batch and do it again.
 
     Losses and gradients are sums over micro-batches, so a step in halves is the same step, to rounding; the
     interrupted pass dropped its gradients, and nothing was updated. The smaller budget stays for the rest of the run.
 
+    Args:
+        steps_begun: Returns how many steps of an optimizer have begun: work that began one is not done again, or half
+            of an update would be made twice.
+
     Raises:
-        LearnerError: Three halvings in a row did not help; the message holds the numbers.
+        LearnerError: Three halvings in a row did not help, or memory ended while weights changed; the message holds
+            the numbers.
     """
-    for _ in range(HALVINGS):
+    before, halvings = steps_begun(), 0
+    while True:
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not passes.halve():
+            if not is_out_of_memory(error):
+                raise
+            if steps_begun() != before:
+                raise LearnerError(
+                    f"out of memory while the weights were changed, so some are new and others not: {error}. Use lora, "
+                    'learner.optimizer.moments = "8bit" or a smaller model, and resume from the newest checkpoint'
+                ) from error
+            if halvings == HALVINGS:
+                raise LearnerError(
+                    f"out of memory with micro-batches of {passes.max_tokens} tokens, an eighth of what was begun "
+                    f"with: {error}. Set learner.gradient_checkpointing = true, lower "
+                    "sampling.max_completion_length, use lora, or a smaller model"
+                ) from error
+            if not passes.halve():
                 raise
         # Outside of the handler: what the error's frames hold must be gone before memory is asked for again.
+        halvings += 1
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise LearnerError(
-            f"out of memory with micro-batches of {passes.max_tokens} tokens, an eighth of what was begun with: "
-            f"{error}. Set learner.gradient_checkpointing = true, lower sampling.max_completion_length, use lora, or a "
-            "smaller model"
-        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

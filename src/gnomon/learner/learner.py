@@ -490,7 +490,10 @@ class TorchLearner:
         return few + sum(int(parameter.nbytes) for parameter in self._model.parameters())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await run_in_thread(lambda: retry_on_oom(self._passes, work), self._thread)
+        return await run_in_thread(lambda: retry_on_oom(self._passes, work, self._steps_begun), self._thread)
+
+    def _steps_begun(self) -> int:
+        return sum(part.begun for part in self._changing() if isinstance(part, Optimizer))
 
     def _forget(self) -> None:
         """Drop what was computed for the next updates."""

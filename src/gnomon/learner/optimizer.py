@@ -220,6 +220,9 @@ class Optimizer:
 
     Backward passes add to the gradients; `step` uses them up.
 
+    Attributes:
+        begun: Steps that have begun to change weights.
+
     Args:
         named: Name and parameter, each parameter once; the names are those of the state.
         mesh: Holds them; its processes make each step together.
@@ -240,6 +243,7 @@ class Optimizer:
         make: Any = CodedAdamW if self._is_coded else partial(torch.optim.AdamW, fused=True)
         self._adam = make(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.epsilon)
         self._loans: list[Loan] = []
+        self.begun = 0
         # Twice the weights: made by Adam in its first step, in the middle of the heap, they would part what is free.
         for parameter in parameters:
             self._adam.state[parameter] = _moments(parameter, self._is_coded)
@@ -267,6 +271,7 @@ class Optimizer:
             group["lr"] = learning_rate
         # A checkpoint's writer may still be reading lent moments: it gets its copy before Adam changes them.
         self._recall()
+        self.begun += 1
         self._adam.step()
         failpoint("optimizer")
         self.masters.drop_gradients()
