@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -192,7 +191,6 @@ def test_a_rank_that_dies_ends_the_learner_in_words(distributed: DistributedLear
     assert isinstance(worker_group, RayWorkerGroup)
     numbers = [member.at.number for member in worker_group.members if member.at is not None]
     os.kill(numbers[1], signal.SIGKILL)
-    began = time.monotonic()
 
     words = (
         r"(?s)process 1 of the learner's 2 is gone \(on 127.0.0.1, pid \d+\): .*; it wrote last:\n.*NotFiniteError: "
@@ -200,7 +198,6 @@ def test_a_rank_that_dies_ends_the_learner_in_words(distributed: DistributedLear
     with pytest.raises(LearnerError, match=words):
         asyncio.run(distributed.score(make_batch(0, 3, 3), {"proximal"}))
 
-    assert time.monotonic() - began < 20
     with pytest.raises(LearnerError, match="go on from the newest checkpoint"):
         distributed.state()
 

@@ -308,7 +308,7 @@ def test_redaction_is_fast():
     environment = {f"A{number}_KEY": f"{number:02}" + "s3cr3tVALUE/+" * 3 for number in range(12)} | {"SSL_KEY": KEY}
     text = json.dumps({"text": "an ordinary sentence with 0.123456 numbers " * 24000})
     without_secrets("", environment)
-    began = time.perf_counter()
+    began = time.process_time()
 
     assert without_secrets(text, environment) == text
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1

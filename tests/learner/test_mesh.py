@@ -365,12 +365,10 @@ def test_a_process_that_dies_ends_the_others(distributed: DistributedLearner, ma
     """At once, with how it died; nobody is left, and nothing more is asked. The last test here: nobody is left."""
     pids = [member.program.pid for member in distributed.worker_group.members]
     os.kill(pids[1], signal.SIGKILL)
-    began = time.monotonic()
 
     with pytest.raises(LearnerError, match=r"(?s)process 1 of the learner's 2 is gone: it was killed by SIGKILL"):
         run(distributed.score(make_batch(), {"proximal"}))
 
-    assert time.monotonic() - began < 10
     for member in distributed.worker_group.members:
         member.program.wait(5)
     with pytest.raises(LearnerError, match="go on from the newest checkpoint"):

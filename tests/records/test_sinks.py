@@ -13,7 +13,6 @@ from gnomon.core.errors import ConfigError
 from gnomon.records.sinks import ALIASES, TRACKERS, Aliased, BackgroundSink, build_sinks, check_sinks, with_aliases
 
 Capture = pytest.CaptureFixture[str]
-QUICK_SECONDS = 0.010
 
 
 class Book:
@@ -75,10 +74,10 @@ def test_a_tracker_that_fails_is_switched_off_with_one_warning(where: str):
 
 @pytest.mark.parametrize("where", ["open", "log", "finish"])
 def test_a_tracker_that_hangs_costs_nothing(where: str):
-    """A write takes under 10 ms, rows beyond the queue are counted, and close gives up in time."""
+    """No write waits for it, rows beyond the queue are counted, and close gives up while it still hangs."""
     said: list[str] = []
     free = threading.Event()
-    wait = lambda: free.wait(60)  # noqa: E731 - the same wait in three places
+    wait = lambda: free.wait()  # noqa: E731 - the same wait in three places
     nothing = lambda: None  # noqa: E731 - and its opposite
     book = Book(before=wait if where == "log" else nothing, at_finish=wait if where == "finish" else nothing)
 
@@ -88,33 +87,27 @@ def test_a_tracker_that_hangs_costs_nothing(where: str):
         return book
 
     sink = BackgroundSink("book", start, said.append, capacity=10, close_seconds=0.3)
-    began = time.perf_counter()
     for step in range(50):
         sink.write(step, {"x": 1.0})
-    each = (time.perf_counter() - began) / 50
-    began = time.perf_counter()
     sink.close()
-    seconds = time.perf_counter() - began
     free.set()
 
-    assert each < QUICK_SECONDS
-    assert 0.3 <= seconds < 2
     assert any("did not finish in 0.3 s and was left behind" in line for line in said)
     assert sink.dropped >= {"finish": 0}.get(where, 39)
 
 
 def test_a_slow_tracker_drops_and_says_how_many():
-    """50 rows at 20 ms each into a queue of 5: the run is not slowed, and the gaps are counted."""
+    """50 rows into a queue of 5 that nobody empties meanwhile: no write waits, and the gaps are counted."""
     said: list[str] = []
-    book = Book(before=lambda: time.sleep(0.02))
+    written = threading.Event()
+    book = Book(before=written.wait)
     sink = BackgroundSink("book", lambda: book, said.append, capacity=5)
-    began = time.perf_counter()
     for step in range(50):
         sink.write(step, {})
-    seconds = time.perf_counter() - began
+    written.set()
     sink.close()
 
-    assert seconds < 0.2
+    assert sink.dropped >= 44
     assert len(book.rows) + sink.dropped == 50
     assert said == [f"book was too slow: {sink.dropped} steps are missing there, and none in metrics.jsonl"]
 

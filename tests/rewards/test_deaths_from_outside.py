@@ -298,9 +298,7 @@ def test_a_job_that_is_suspended_grades_as_if_it_had_not_been():
 
 def test_a_program_that_kills_is_wrong_and_those_beside_it_are_right():
     """Eight right programs beside two that kill their parent and themselves: rewards as if each were alone."""
-    began = time.monotonic()
     samples = [answer(*RIGHT[n % len(RIGHT)]) for n in range(8)]
     grades, _ = graded([answer(GUILTY, RIGHT[0][1]), *samples, answer(GUILTY, RIGHT[0][1])], "nobody", 1.0)
 
     assert [g.reward for g in grades] == [0.0, *[1.0] * 8, 0.0]
-    assert time.monotonic() - began < 60

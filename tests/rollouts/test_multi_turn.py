@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -467,10 +466,9 @@ def test_a_tool_that_takes_long_holds_up_no_other_rollout(
 
 
 def test_what_hangs_raises_floods_or_dies_ends_its_own_rollout(several: Callable[..., list[Rollout]], mine: str):
-    """Two processes for many rollouts at once: each bad one has its cause, each good one is whole, no time is lost."""
+    """Two processes for many rollouts at once: each bad one has its cause, and each good one is whole."""
     plan = EnvironmentConfig(use=mine, timeout_seconds=0.5, max_concurrent=2)
     deeds = ["hang", "raise", "flood", "die", "hang"]
-    began = time.monotonic()
     rollouts = several(plan, [task_of(replies) for deed in deeds for replies in ([deed], ["a", "bye"])])
 
     assert [r.ending.by for r in rollouts[::2]] == ["timeout", "fault", "flood", "fault", "timeout"]
@@ -483,7 +481,6 @@ def test_what_hangs_raises_floods_or_dies_ends_its_own_rollout(several: Callable
     ]
     assert rollouts[2].ending.cause.startswith("ZeroDivisionError: division by zero (mine.py:")
     assert [(r.ending.by, r.ending.turns, r.grade.reward) for r in rollouts[1::2]] == [("done", 2, 0.5)] * 5
-    assert time.monotonic() - began < 20
 
 
 def test_what_kills_the_parent_of_all_environments_costs_the_others_nothing(

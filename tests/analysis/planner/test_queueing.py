@@ -9,7 +9,7 @@ from gnomon.analysis.planner.simulate import run_virtually
 
 
 def test_hours_pass_in_no_time_and_in_order():
-    """Three sleepers wake in the order of their times, at exactly these; a whole day takes less than a second."""
+    """Three sleepers wake in the order of their times, at exactly these; nobody waits for a whole day."""
     woken: list[tuple[str, float]] = []
 
     async def sleeper(name: str, seconds: float) -> None:
@@ -20,10 +20,8 @@ def test_hours_pass_in_no_time_and_in_order():
         await asyncio.gather(sleeper("c", 86400.0), sleeper("a", 0.1), sleeper("b", 3600.0))
         return asyncio.get_running_loop().time()
 
-    began = time.monotonic()
     assert run_virtually(day()) == 86400.0
     assert woken == [("a", 0.1), ("b", 3600.0), ("c", 86400.0)]
-    assert time.monotonic() - began < 1
 
 
 def test_computing_takes_no_virtual_time():

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -90,9 +89,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     short = folder / "short"
     gnomon.train(RANDOM, short, steps=5, algorithm="spo", rollouts_per_step=32)
     long = repeated(short, folder / "long", 5000)
-    began = time.monotonic()
     found = {"short": write_report([short]).path, "long": write_report([long]).path}
-    assert time.monotonic() - began < 60, "two pages, on a machine that may be busy"
     return {**found, "both": write_report([short, long], folder / "both.html").path}
 
 
