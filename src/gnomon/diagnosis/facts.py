@@ -20,7 +20,7 @@ class Facts:
         steps: Training steps.
         generations: Responses per prompt (G).
         updates: Optimizer updates per step.
-        has_band: Whether the surrogate clips tokens whose ratio is outside a band.
+        has_band: Whether ratios are clipped to a band for certain, also where a log does not tell its two sides apart.
         bound: Largest staleness in steps.
         budget: Most tokens of a response.
         prompts: Prompts per step.

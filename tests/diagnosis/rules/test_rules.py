@@ -243,7 +243,8 @@ def test_a_clip_that_is_lopsided_or_idle_is_a_note():
 def test_a_clip_says_nothing_where_no_ratio_can_leave_it():
     """With one update on fresh samples every ratio is 1; without a band there is nothing to leave."""
     assert clipping(0.0, 0.0, 0.0, Facts(updates=1, has_band=True)) is None
-    assert clipping(0.9, 0.9, 0.0, Facts(updates=4)) is None
+    one_sided = history(loss__clipped_fraction=[0.9] * 20, loss__out_of_band_fraction=0.9, rollout__reward_mean=0.3)
+    assert Clipping()(one_sided, Facts(updates=4)) is None
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.6, None), (0.45, "warning"), (0.2, "severe")])
@@ -393,6 +394,23 @@ def test_a_part_that_is_constant():
     assert at(0.0) == "warning"
     assert at(1.0) == "note"
     assert at(0.0, Facts(weights={"answer": 1.0, "loud": 0.0})) is None
+
+
+@pytest.mark.parametrize("weights", [{}, {"answer": 1.0}, {"other": 1.0}])
+def test_a_constant_part_of_a_tasks_own_reward(weights: dict[str, float]):
+    """A task's own reward is in no table; its parts are those that were measured. An unused penalty is none."""
+    columns = {"reward__own_std": [0.0] * 15, "reward__answer_std": 0.4, "reward__answer_mean": 0.3}
+    penalty = {"reward__overlong_std": 0.0, "reward__overlong_mean": 0.0}
+    found = ConstantPart()(history(reward__own_mean=0.25, **columns, **penalty), Facts(weights=weights))
+
+    assert severity(found) == "warning"
+    assert found is not None
+    assert "'own' is 0.25 for every answer" in found.summary
+    assert "overlong" not in found.summary
+    penalty["reward__overlong_mean"] = -0.5
+    found = ConstantPart()(history(reward__own_mean=0.25, **columns, **penalty), Facts(weights=weights))
+    assert found is not None
+    assert "'overlong' is -0.5" in found.summary
 
 
 def test_answers_of_the_right_form_that_all_earn_the_same():

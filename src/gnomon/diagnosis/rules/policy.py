@@ -142,8 +142,9 @@ class GradientNorm:
 class Clipping:
     """A clip that stops too many tokens, almost all tokens, or no token.
 
-    Only for surrogates with a clip, and only if a step makes several updates or rollouts are stale: with one update on
-    fresh rollouts every ratio is 1. If almost all tokens of later updates are outside the band, only the first update
+    Only for surrogates with a clip, which measure its two sides, whatever piece they are; and only if a step makes
+    several updates, rollouts are stale, or a ratio has left the band: with one update on fresh rollouts every ratio to
+    the proximal policy is 1. If almost all tokens of later updates are outside the band, only the first update
     of a step teaches anything. Severe only if the reward has not risen at all.
 
     Attributes:
@@ -172,12 +173,13 @@ class Clipping:
 
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Check the shares of the last steps."""
-        points = history.latest(CLIPPED, self.window)
-        if not facts.has_band or not points or (facts.updates < 2 and facts.bound == 0):
+        has_band = facts.has_band or bool(history.latest(CLIPPED_LOW, self.window))
+        points, outside = history.latest(CLIPPED, self.window), history.mean(OUTSIDE, self.window) or 0.0
+        if not has_band or not points or (facts.updates < 2 and facts.bound == 0 and outside == 0):
             return None
-        clipped, outside = mean(points), history.mean(OUTSIDE, self.window) or 0.0
-        # On fresh rollouts the first update of a step has ratio 1 everywhere.
-        movable = 1.0 if facts.bound else 1 - 1 / facts.updates
+        clipped = mean(points)
+        # On fresh rollouts the first update of a step has ratio 1 everywhere, unless the proximal policy is another.
+        movable = 1.0 if facts.bound or facts.updates < 2 else 1 - 1 / facts.updates
         evidence = {"clipped": clipped, "outside": outside, "share_that_can_be_outside": movable}
         is_stuck = not is_learning(history, self.progress, errors=0.0)
         if outside >= self.shut * movable:

@@ -73,6 +73,9 @@ class DominantPart:
 class ConstantPart:
     """A component of the reward that is the same for every response and so teaches nothing.
 
+    Components are those that were measured: a task's own reward is in no table. A penalty for long responses that
+    nothing earned is as it should be.
+
     Attributes:
         window: Steps. A component that is constantly 1 is a note, because it may have been learned.
 
@@ -87,11 +90,19 @@ class ConstantPart:
         """Find components without variance."""
         constant: dict[str, float] = {}
         since = 0
-        for name, weight in facts.weights.items():
+        measured = [name[len("reward/") : -len("_std")] for name in history.names("reward/", "_std")]
+        for name in dict.fromkeys((*facts.weights, *measured)):
             spread = history.latest(f"reward/{name}_std", self.window)
             level = history.latest(f"reward/{name}_mean", self.window)
             is_same = bool(level) and max(values(level)) - min(values(level)) < 1e-9
-            if weight and spread and is_same and all(value < 1e-9 for value in values(spread)):
+            is_idle = name == OVERLONG and mean(level) == 0
+            if (
+                facts.weights.get(name, 1.0)
+                and spread
+                and is_same
+                and not is_idle
+                and all(value < 1e-9 for value in values(spread))
+            ):
                 constant[name], since = mean(level), spread[0][0]
         if not constant:
             return None
