@@ -215,6 +215,21 @@ def test_pretraining_ends_as_soon_as_enough_is_explained(tmp_path: Path):
     assert (run / "checkpoints" / "step-0" / "critic").is_dir()
 
 
+@pytest.mark.parametrize("algorithm", ["separate-after", "shared-after"])
+def test_refused_groups_teach_no_critic(tmp_path: Path, algorithm: str):
+    """No answer earns anything, and ``keep`` refuses every group: neither the phase nor a step makes an update."""
+    run = tmp_path / "run"
+    never = "rewards=[{kind='format', pattern='Z{50}'}]"
+    train_experiment(load(RANDOM, overrides(algorithm, never, "algorithm.keep=Informative", "steps=1")), run)
+    rows = [*measured(run / "pretraining.jsonl"), *measured(run / "metrics.jsonl")]
+    saved = run / "checkpoints" / "step-1" / "critic"
+    (head,) = (load_file(path)["score.weight"] for path in saved.glob("*.safetensors"))
+
+    assert [row["critic/updates"] for row in rows] == [0] * (BATCHES + 1)
+    assert not any("critic/explained_variance" in row for row in rows)
+    assert not bool(head.any())
+
+
 def test_another_run_can_begin_with_a_pretrained_critic(tmp_path: Path, whole: Callable[[str], Path]):
     """`critic.initial` names the critic saved with step 0; without a phase of its own the run has no such files."""
     saved = whole("separate-after") / "checkpoints" / "step-0" / "critic"

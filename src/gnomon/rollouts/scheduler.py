@@ -18,7 +18,7 @@ from typing import Literal, Self
 from gnomon.core.errors import ConfigError
 from gnomon.core.failpoints import failpoint
 from gnomon.core.progress import show_progress
-from gnomon.core.types import Group, State
+from gnomon.core.types import Batch, Group, State
 from gnomon.rollouts.curriculum.base import Curriculum
 from gnomon.rollouts.rollout import RolloutSource, RolloutTimer
 from gnomon.tasks.base import TaskSet
@@ -154,6 +154,13 @@ class RolloutBatch:
     def trained(self) -> tuple[Group, ...]:
         """The groups that the step learns from."""
         return () if self.is_refused else self.groups
+
+    def taught(self, batch: Batch) -> Batch:
+        """Return the batch of its groups with what is learned from: no token where the filter refused every group.
+
+        Such rewards can have advantages all the same: equal in one part, or without a baseline to meet.
+        """
+        return batch.with_fields(mask=batch.mask.new_zeros(batch.mask.shape)) if self.is_refused else batch
 
     @property
     def refused(self) -> tuple[Group, ...]:

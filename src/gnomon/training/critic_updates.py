@@ -143,7 +143,7 @@ class ValuePretraining:
         finished = await self.stream.next_batch()
         timer.lap("generate")
 
-        batch, metrics = collate(finished.groups, self.temperature), Metrics()
+        batch, metrics = finished.taught(collate(finished.groups, self.temperature)), Metrics()
         with self.guard.step(self.batches + 1, "batch of value pre-training") as guarded:
             seed = shuffle_seed(self.seed, self.batches, "pretraining")
             # The policy makes no minibatches in this phase, so one seed serves both.

@@ -1,7 +1,5 @@
 """The training loop: prompts, rollouts, advantages, loss, new weights, step after step."""
 
-import torch
-
 from gnomon.algorithms.metrics import measure_advantages
 from gnomon.core.failpoints import failpoint
 from gnomon.rollouts.metrics import measure_round, measure_waste
@@ -30,10 +28,8 @@ async def train(run: Run) -> None:
             timer.lap("generate")
 
             # Baselines are read here and updated at the end: none may contain the reward it is subtracted from.
-            batch = parts.collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
-            if finished.is_refused:
-                # Equal in one part of the reward, or without a baseline to meet: such rewards can have advantages.
-                batch = batch.with_fields(mask=torch.zeros_like(batch.mask))
+            whole = parts.collate(finished.groups, run.schedule.temperature, parts.tracking.baseline)
+            batch = finished.taught(whole)
             seen, metrics = None, measure_round(finished, learner.version)
             with parts.guard.step(step + 1) as guarded:
                 # Each policy costs a forward pass, so only those are scored that a piece or the filter reads.
