@@ -34,6 +34,7 @@ from gnomon.core.sections import (
     RecordConfig,
     SamplingConfig,
     StalenessConfig,
+    check_date,
     check_texts,
     check_values,
 )
@@ -194,6 +195,7 @@ class Experiment:
         # Python callers may give names and tables, as a file does; they become sections before anything is checked.
         _made(self)
         check_device(self.device)
+        check_date(self.template_date)
         _allow_packages(self)
         chosen(self.doctor.rules)
         check_stops(self.doctor.stops)

@@ -68,6 +68,7 @@ from gnomon.core.sections import (
     RecordConfig,
     SamplingConfig,
     StalenessConfig,
+    check_date,
     check_texts,
     check_values,
 )
@@ -645,6 +646,8 @@ def _check_value(key: str, value: Any, kinds: Mapping[str, str]) -> None:
         check_values(dict([_nested(key, value)]))
     elif isinstance(value, str):
         check_texts(value, key)
+        if key == "template_date":
+            check_date(value)
 
 
 @cache

@@ -640,8 +640,22 @@ def check_braces(key: str, template: str) -> None:
         )
 
 
+def check_date(text: str) -> None:
+    """Refuse a template's date that is none.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    try:
+        date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"template_date must be a day as YYYY-MM-DD, such as '{DATE}', got {shortened(repr(text))} ({error})"
+        ) from error
+
+
 def check_texts(value: Any, place: str = "") -> None:
-    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone, and a date that is none.
+    """Refuse texts with half a surrogate pair, in a table, its keys or a text alone.
 
     Raises:
         ConfigError: If there is one; it names the place.
@@ -658,13 +672,6 @@ def check_texts(value: Any, place: str = "") -> None:
 
 
 def _check_text(text: str, place: str) -> None:
-    try:
-        if place == "template_date":
-            date.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"template_date must be a day as YYYY-MM-DD, such as '{DATE}', got {shortened(repr(text))} ({error})"
-        ) from error
     try:
         text.encode()
     except UnicodeEncodeError as error:

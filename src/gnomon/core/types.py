@@ -130,6 +130,8 @@ class Grade:
             raise ConfigError(f"a Grade has either a reward or an error, got reward={self.reward}, error={self.error}")
 
 
+OVERLONG = "overlong"
+"""Name of the part of a grade that is the algorithm's penalty for a long response."""
 GIVEN = -1
 """Version of a response that no weights of the run sampled: the dataset's own, or one that a user gave."""
 

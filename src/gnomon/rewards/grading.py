@@ -11,6 +11,7 @@ from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
+from gnomon.core.types import OVERLONG
 from gnomon.rewards.answers import Where, answer_in, last_boxed
 from gnomon.rewards.base import (
     LARGEST,
@@ -46,7 +47,6 @@ AnyVerifier = (
     | RubricJudge
     | UserFunction
 )
-OVERLONG = "overlong"
 NOTHING = "no reward applies to this sample"
 LONGEST_ANSWER = 200
 """Characters of an answer that are kept; a longer one is told apart by a digest."""

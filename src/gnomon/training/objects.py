@@ -242,7 +242,8 @@ def write_model(model: Any, tokenizer: Any) -> str:
         part = Path(parent) / "model"
         tokenizer.save_pretrained(part)
         # The folder's name is a digest of all that goes into it, so the same model is written once.
-        parts = [f"{file.name} {file.read_bytes().hex()}" for file in sorted(part.rglob("*")) if file.is_file()]
+        files = [file for file in sorted(part.rglob("*")) if file.is_file()]
+        parts = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
         parts += [f"{name} {fingerprint(tensor)}" for name, tensor in sorted(model.state_dict().items())]
         parts += [each.to_json_string() for each in (model.config, getattr(model, "generation_config", None)) if each]
         folder = _place("\n".join([*parts, repr(getattr(model, "peft_config", ""))]).encode()) / "model"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gnomon.core.types import Group
+from gnomon.core.types import OVERLONG, Group
 from gnomon.diagnosis.facts import Facts
 from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import History, Point, error, has_risen, is_learning, is_rising, mean, values
@@ -13,7 +13,6 @@ from gnomon.diagnosis.rule import Alarm, Shown, alarm, graded, one_a_prompt, per
 from gnomon.diagnosis.text_metrics import repetition
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
-OVERLONG = "overlong"
 
 
 @dataclass(frozen=True)
