@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,10 +7,12 @@ from tests.rollouts.timed import TimedEngine, stream_of, train, virtually
 
 from gnomon.algorithms.presets import GRPO
 from gnomon.core.metrics import Mean, Metrics
-from gnomon.core.types import Batch, Grade, Group, Rollout, Task
+from gnomon.core.types import GIVEN, Batch, Grade, Group, Rollout, Task
+from gnomon.diagnosis.doctor import Doctor
+from gnomon.diagnosis.text_metrics import measure_answers
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.curriculum.samplers import UniformCurriculum
-from gnomon.rollouts.metrics import STOPPED, measure_waste
+from gnomon.rollouts.metrics import STOPPED, measure_round, measure_waste
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.rollouts.scheduler import RolloutBatch
 from gnomon.training.staleness_filter import EssFilter
@@ -136,3 +139,21 @@ def test_what_filter_removes_is_off_policy():
     assert causes(left, rest.with_fields(advantages=torch.ones(rest.mask.shape))) == {
         "off_policy": pytest.approx(1 / 3)
     }
+
+
+@pytest.mark.parametrize(("reward", "told"), [(0.0, "zero"), (1.0, "best")])
+def test_a_demonstration_hides_no_group_of_equal_answers(reward: float, told: str):
+    """Seven answers beside one that was given: all wrong is all wrong, though it is right; and it copies nothing."""
+    shown = replace(answer(1.0, 3), oldest_version=GIVEN, newest_version=GIVEN, logprobs=(0.0,) * 3, response=(7, 7, 7))
+    groups = tuple(group(*(answer(reward, 4 + n) for n in range(7)), shown) for _ in range(2))
+    measured = measure_round(RolloutBatch(0, groups, (), RolloutTimer()), 0) + measure_answers(groups)
+
+    assert measured[f"rollout/all_equal_{told}_fraction"] == 1
+    assert measured["rollout/duplicate_pair_expected_fraction"] < 0.01
+    assert measured["rollout/all_right_expected_fraction"] == reward
+    alone = tuple(group(*each.rollouts[:7]) for each in groups)
+    assert measure_answers(groups).values() == measure_answers(alone).values()
+    doctor = Doctor({"rollouts_per_step": 16, "algorithm": {"name": "luffy", "num_generations": 8}})
+    for step in range(1, 10):
+        doctor.observe(step, measured.values())
+    assert {0.0: "all-wrong", 1.0: "all-right"}[reward] in {finding.rule for finding in doctor.findings}

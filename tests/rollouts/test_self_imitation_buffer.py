@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.algorithms.sections import SelfImitationBuffer
-from gnomon.core.types import Grade, Group, Rollout, Task
+from gnomon.core.types import GIVEN, Grade, Group, Rollout, Task
 from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.self_imitation_buffer import SelfImitationReplay
 
@@ -41,6 +41,17 @@ def kept(held: SelfImitationReplay) -> list[tuple[str, int, float]]:
     """Return prompt, first token and reward of everything, best first."""
     found = [g.rollouts[0] for g in held.draw(0)]
     return sorted(((r.task_id, r.response[0], r.grade.reward or 0.0) for r in found), key=lambda k: (-k[2], k[:2]))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_only_what_the_policy_may_learn_from_enters(masks: bool):
+    """A demonstration is none of its own responses, and a truncated one is left out where the loss leaves it out."""
+    whole, cut = replace(rollout(0, (1, 2), 1.0), stop="stop"), rollout(0, (3, 4), 1.0)
+    shown = replace(rollout(0, (5, 6), 1.0), stop="stop", oldest_version=GIVEN, newest_version=GIVEN)
+    held = SelfImitationReplay(SelfImitationBuffer(per_prompt=9), 0, mask_truncated=masks)
+    held.observe([Group(Task("t0", (0, 9), "asked"), (whole, cut, shown))])
+
+    assert [token for _, token, _ in kept(held)] == [1, 3][: 2 - masks]
 
 
 def test_only_rewards_above_the_bound_enter():

@@ -249,6 +249,12 @@ class Group:
         return tuple(r.grade.reward for r in self.rollouts if r.grade.reward is not None)
 
     @property
+    def sampled(self) -> "Group":
+        """The group without the rollouts that were given to it; itself where all were."""
+        own = tuple(r for r in self.rollouts if r.oldest_version != GIVEN)
+        return replace(self, rollouts=own) if 0 < len(own) < len(self.rollouts) else self
+
+    @property
     def is_degenerate(self) -> bool:
         """Whether all graded rewards are equal, so that no group baseline can tell the rollouts apart."""
         return len(set(self.rewards)) <= 1

@@ -26,8 +26,9 @@ def measure_answers(groups: Sequence[Group]) -> Metrics:
     """Return the metrics that the diagnosis needs beside the metrics of a step.
 
     A metric without a value is absent, such as a correlation of equal numbers. The result depends only on the
-    responses, so that a resumed run writes the same numbers.
+    responses, so that a resumed run writes the same numbers. Responses that were given are no part of it.
     """
+    groups = [group.sampled for group in groups]
     judged = _Judged.of(groups)
     return Metrics.of(
         {

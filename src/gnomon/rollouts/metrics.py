@@ -163,7 +163,7 @@ def describe_failures(rollouts: Sequence[Rollout]) -> str | None:
 def measure_round(finished: RolloutBatch, version: int) -> Metrics:
     """Return ``rollout/*``, ``stream/*`` and ``tokens/generated`` of everything that was generated, kept or not.
 
-    Answers that were given are no part of it.
+    Answers that were given are no part of it, but for groups whose rewards are all equal, of which nothing is learned.
 
     Args:
         version: Version of the weights about to be trained; staleness is counted in steps from the oldest
@@ -183,8 +183,8 @@ def measure_round(finished: RolloutBatch, version: int) -> Metrics:
         "rollout/truncated_fraction": Mean(sum(r.is_truncated for r in rollouts), count),
         "rollout/error_fraction": Mean(sum(r.grade.error is not None for r in rollouts), count),
         "rollout/degenerate_group_fraction": Mean(sum(g.is_degenerate for g in several), len(several)),
-        "rollout/all_equal_best_fraction": Mean(sum(_is_all(g, 1.0) for g in groups), len(groups)),
-        "rollout/all_equal_zero_fraction": Mean(sum(_is_all(g, 0.0) for g in groups), len(groups)),
+        "rollout/all_equal_best_fraction": Mean(sum(_is_all(g.sampled, 1.0) for g in groups), len(groups)),
+        "rollout/all_equal_zero_fraction": Mean(sum(_is_all(g.sampled, 0.0) for g in groups), len(groups)),
         "rollout/discarded_groups": Sum(len(finished.refused)),
         "stream/staleness_steps_mean": Mean(sum(stale), len(stale)),
         "stream/staleness_steps_max": Max(max(stale, default=0)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnomon.algorithms.sections import SelfImitationBuffer
-from gnomon.core.types import Grade, Group, Rollout, State, Task
+from gnomon.core.types import GIVEN, Grade, Group, Rollout, State, Task
 from gnomon.rollouts.curriculum.base import KeptPrompts, philox
 from gnomon.tasks.base import TaskSet
 
@@ -36,18 +36,21 @@ class SelfImitationReplay:
     that was observed and its order, not on how it was cut into steps. What a response was sampled with is forgotten
     (its log-probabilities are zeros), for imitation compares with no sampler; `Stateful`.
 
-    Rewards count as shaped, penalties on length included. Errors, which have no reward, never enter.
+    Rewards count as shaped, penalties on length included. Errors, which have no reward, never enter, nor does what the
+    policy did not sample.
 
     Args:
         plan: Its ``capacity``, ``per_prompt``, ``above`` and ``rows``.
         seed: The run's seed; draw n is fixed by it, n, and what is kept.
+        mask_truncated: Whether truncated responses are left out, as they are of the algorithm's own loss.
 
     Memory: at most ``capacity`` responses with their prompts.
     """
 
-    def __init__(self, plan: SelfImitationBuffer, seed: int) -> None:
+    def __init__(self, plan: SelfImitationBuffer, seed: int, mask_truncated: bool = False) -> None:
         self._plan = plan
         self._seed = seed
+        self._mask_truncated = mask_truncated
         self._kept: list[_Kept] = []
         self._arrived = 0
 
@@ -62,12 +65,15 @@ class SelfImitationReplay:
     def observe(self, groups: Sequence[Group]) -> None:
         """Take in the responses of finished groups, in their order."""
         arriving = []
-        for whole in (rollout for group in groups for rollout in group.rollouts):
-            reward, rows = whole.grade.reward, [row for row in whole.rows if any(row.mask)]
+        for whole in (rollout for group in groups for rollout in group.rollouts if rollout.oldest_version != GIVEN):
+            reward, rows = whole.grade.reward, [row for row in whole.rows if self._is_trained(row)]
             if reward is not None and reward > self._plan.above and rows:
                 arriving += [_Kept(reward, self._arrived, _plain(row, reward)) for row in rows]
                 self._arrived += 1
         self._kept = self._best([*self._kept, *arriving])
+
+    def _is_trained(self, row: Rollout) -> bool:
+        return any(row.mask) and not (self._mask_truncated and row.is_truncated)
 
     def draw(self, number: int) -> list[Group]:
         """Return the ``number``-th draw: ``rows`` different responses, each as likely, or all if there are fewer.

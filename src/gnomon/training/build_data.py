@@ -589,7 +589,9 @@ def build_curriculum(algorithm: Algorithm, tasks: TaskSet, seed: int, has_agent:
             "of texts, or choose another condition"
         )
     reads_values = plan is not None and (uses_tracker(algorithm) or isinstance(sampler, Prioritized))
-    replay = None if algorithm.replay is None else SelfImitationReplay(algorithm.replay, seed)
+    replay = None
+    if algorithm.replay is not None:
+        replay = SelfImitationReplay(algorithm.replay, seed, algorithm.mask_truncated)
     remembers = reads_values or isinstance(sampler, Greso | NoPositiveResampling)
     keys = keys_of(tasks) if remembers or replay is not None else None
     task_index = TaskIndex(keys.ids) if keys is not None and remembers else None
