@@ -10,7 +10,7 @@ from torch import nn
 
 from gnomon.algorithms.sections import EmaProximal
 from gnomon.core.metrics import Metrics
-from gnomon.core.types import Batch, Completion, Grade, Group, Rollout, Task
+from gnomon.core.types import GIVEN, Batch, Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
@@ -38,6 +38,7 @@ class Setting:
     is_scored: bool = True
     rows: int = 40
     sleeps: bool = False
+    given: int = 0
 
 
 def rollout(completion: Completion) -> Rollout:
@@ -73,7 +74,10 @@ def measured(setting: Setting, step: int = 0) -> Metrics:
             move(model, 0.01)
             learner.advance()
             await engine.load(learner.snapshot() if sending is None else sending(learner.snapshot()))
-        batch = collate([Group(Task("a", PROMPT, ""), tuple(map(rollout, answers)))], setting.sampling.temperature)
+        sampled = [*map(rollout, answers)]
+        given = [replace(each, oldest_version=GIVEN, newest_version=GIVEN) for each in sampled[: setting.given]]
+        given = [replace(each, logprobs=(0.0,) * each.length, full_logprobs=(0.0,) * each.length) for each in given]
+        batch = collate([Group(Task("a", PROMPT, ""), (*given, *sampled))], setting.sampling.temperature)
         if setting.is_scored:
             batch = (await learner.score(batch, {"proximal"})).into(batch)
         if setting.sleeps:
@@ -100,6 +104,16 @@ ALONE = {
     "precision": Setting(is_rounded=True),
     "temperature": Setting(Sampling(max_completion_length=10, temperature=0.7)),
 }
+
+
+@pytest.mark.parametrize("part", ["", *PARTS])
+def test_answers_that_were_given_differ_from_nobody(part: str):
+    """Nobody sampled them: their zeros are no log-probabilities of an engine, stale by sixty nats and more."""
+    setting = ALONE.get(part, Setting())
+    alone, beside = measured(setting), measured(replace(setting, given=3))
+
+    for name in (*PARTS, "total"):
+        assert beside[f"mismatch/{name}_abs_nats"] == pytest.approx(alone[f"mismatch/{name}_abs_nats"], abs=1e-5)
 
 
 @pytest.mark.parametrize("is_scored", [True, False], ids=["scored", "unscored"])
@@ -170,7 +184,7 @@ def test_rows_are_measured_in_turn_where_that_costs_a_pass():
 
     assert asyncio.run(chosen(batch_of(128), 0)) == list(range(128))
     assert asyncio.run(chosen(batch_of(128, temperature=0.5), 0)) == [0, 1, 2, 3]
-    assert asyncio.run(chosen(batch_of(128, version=-1), 1)) == [4, 5, 6, 7]
+    assert asyncio.run(chosen(batch_of(128, version=7), 1)) == [4, 5, 6, 7]
     assert asyncio.run(chosen(batch_of(40, temperature=0.5), 3)) == [6, 7]
     assert asyncio.run(chosen(batch_of(3, temperature=0.5), 4)) == [1]
     assert asyncio.run(chosen(batch_of(128).with_fields(proximal=None), 0)) == [0, 1, 2, 3]

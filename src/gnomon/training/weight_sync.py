@@ -382,8 +382,8 @@ class DecomposedMismatch:
         return Metrics.of(measures)
 
     def _rows(self, batch: Batch, step: int) -> Tensor:
-        # Rows without a trained token have nothing to compare.
-        rows = batch.mask.any(1).nonzero()[:, 0]
+        # Rows without a trained token have nothing to compare, and of what was given no engine said how likely it was.
+        rows = (batch.mask.any(1) & ~batch.is_given).nonzero()[:, 0]
         is_fresh = bool((batch.version[rows] == self.learner.version).all())
         if is_fresh and self.transform is None and self._is_cheap(batch):
             return rows
