@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gnomon.core.errors import ModelError
 from gnomon.models.cpu.prefix_attention import Alteration, PrefixLayout
@@ -35,6 +36,13 @@ def rotary_edge(config: Any) -> int | None:
     edges = [_edge(table, text) for table in tables if isinstance(table, Mapping)]
     edges.append(vars(text).get("keep_window_size"))
     return min((edge for edge in edges if edge is not None), default=None)
+
+
+def longrope_scale(config: Any) -> float | None:
+    """Return what longrope scales queries and keys by, as transformers reads the config; None for other positions."""
+    if (vars(config).get("rope_parameters") or {}).get("rope_type") != "longrope":
+        return None
+    return float(ROPE_INIT_FUNCTIONS["longrope"](config, "cpu")[1])
 
 
 def edge_note(config: Any, context: int | None) -> str:

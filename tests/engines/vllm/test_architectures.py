@@ -20,14 +20,10 @@ from benchmarks.architectures import alone, made, wider
 from gnomon.core.errors import ConfigError
 from gnomon.engines.base import Sampling
 from gnomon.engines.vllm.engine import VllmEngine
-from tests.models.test_neighbors import FEW
+from tests.models.test_neighbors import FEW, MORE
 
 async def main(name, folder):
-    family, changes = FEW[name]
-    if rope := changes.get("rope_parameters"):
-        # Attention's scale follows from the lengths in vLLM, whatever the config says: it says the same here.
-        changes = {**changes, "rope_parameters": {**rope, "factor": 512 / 192}}
-    model = made(wider((family, changes))).eval()
+    model = made(wider((FEW | MORE)[name])).eval()
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     engine = VllmEngine(folder, torch.float32, max_concurrent=2)
@@ -50,8 +46,8 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize(("name", "is_short"), [("Phi-3, longrope", True), ("cohere2", False)])
-def test_rows_are_what_a_plain_forward_pass_makes_of_them(name: str, is_short: bool, tmp_path: Path):
+@pytest.mark.parametrize("name", ["Phi-3, longrope", "qwen3 longrope", "cohere2"])
+def test_rows_are_what_a_plain_forward_pass_makes_of_them(name: str, tmp_path: Path):
     """Positions of two tables: up to the first one's end, longer rows are refused. A window: on both sides of it."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, str(tmp_path / "model")],
@@ -61,7 +57,7 @@ def test_rows_are_what_a_plain_forward_pass_makes_of_them(name: str, is_short: b
     far, refused = json.loads(done.stdout.splitlines()[-1])
 
     assert far < 1e-5
-    assert len(refused) == is_short
+    assert len(refused) == ("longrope" in name)
     assert all("beyond the model's context of 192" in said for said in refused)
 
 

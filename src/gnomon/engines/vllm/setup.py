@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnomon.core.errors import EngineError
 from gnomon.engines.vllm.sampling import PROCESSOR
+from gnomon.models.attention import longrope_scale
 from gnomon.models.auto_class import reads_images
 from gnomon.models.load import model_config
 from gnomon.models.tokenizer import context_of
@@ -104,10 +105,15 @@ def _overrides(config: Any) -> dict[str, Any]:
     """Return what vLLM has to be given in a config to compute what transformers computes from it.
 
     A sliding window of Cohere 2 is one token longer in vLLM 0.32 than in transformers, which the learner computes with.
+    The attention scale of longrope follows from the two lengths in vLLM, whatever ``factor`` and ``attention_factor``
+    say; Phi-3.5-MoE gives both scales itself.
     """
-    if config.model_type != "cohere2" or config.sliding_window is None:
+    if config.model_type == "cohere2" and config.sliding_window is not None:
+        return {"sliding_window": config.sliding_window - 1}
+    scale = longrope_scale(config)
+    if scale is None or config.model_type == "phimoe":
         return {}
-    return {"sliding_window": config.sliding_window - 1}
+    return {"rope_parameters": {**config.rope_parameters, "short_mscale": scale, "long_mscale": scale}}
 
 
 def _native(arguments: Any) -> dict[str, Any]:
