@@ -47,20 +47,25 @@ from gnomon.algorithms import (
     Clip,
     ClippedSurrogate,
     CovarianceMask,
+    DivergenceMask,
     Entropy,
     EntropyMask,
+    FutureInfluence,
     Gae,
     GroupRelative,
     Kl,
     MaskedIS,
     Normalized,
+    OffPolicyMask,
     PerReward,
     PositiveNll,
     PreferenceLoss,
     Ratio,
     Regression,
+    RejectionSampling,
     RewardAtLeast,
     Scaled,
+    SecondMomentMask,
     StateRelative,
     TokenMean,
     TruncatedIS,
@@ -477,6 +482,37 @@ def test_who_sampled_a_given_answer_never_matters(algorithm: Algorithm, d: Drawn
     assert cut_loss == approx(loss, abs=1e-12 * size_of(loss, gradient, d.current))
     for found in (cut, other[turned], same_there):
         same(found, gradient, 1e-11)
+
+
+CORRECTIONS = (
+    TruncatedIS(), TruncatedIS(level="sequence"), MaskedIS(), RejectionSampling(), OffPolicyMask(0.1), DivergenceMask(),
+    DivergenceMask("kl", 0.1, "sequence"), DivergenceMask(side="outward"), SecondMomentMask(), FutureInfluence(),
+)  # fmt: skip
+LEASHES = (Kl("behavior", 0.1, "k1"), Kl("behavior", 0.1, "k3"), Kl("reference", 0.1, "unbiased"))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [replace(preset, name=f"{preset.name} {piece}", **{slot: piece if slot == "correction" else (piece,)})
+     for preset in (LUFFY, replace(GRPO, demonstrated=True))
+     for slot, pieces in (("correction", CORRECTIONS), ("regularizers", LEASHES)) for piece in pieces],
+    ids=lambda a: a.name,
+)  # fmt: skip
+@fewer
+@given(drawn(), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_no_gap_to_a_sampler_is_corrected_where_nobody_sampled(algorithm: Algorithm, d: Drawn, given_rows: list[bool]):
+    """A given answer trains as one whose sampler was the proximal policy, whatever stands for its log-probabilities."""
+    is_given = torch.tensor(given_rows[: len(d.batch)])
+    proximal, _ = scored(d.batch)
+    batch = d.batch.with_fields(version=torch.where(is_given, GIVEN, 0))
+    gradients = []
+    for stands in (torch.zeros_like(proximal), torch.full_like(proximal, -3.0), proximal):
+        behavior = torch.where(is_given[:, None], stands, batch.behavior)
+        prepared = algorithm.prepare(batch.with_fields(behavior=behavior, full_behavior=behavior))
+        gradients.append(loss_and_gradient(algorithm, prepared, d.current)[1])
+
+    for found in gradients[1:]:
+        same(found, gradients[0], 1e-11)
 
 
 def test_spo_is_single_stream():

@@ -138,7 +138,7 @@ class OffPolicyMask:
         """Return the factor of each token, and how often it was 0."""
         mask = view.batch.mask
         # (rows, 1): mean of log behavior - log current over the response.
-        gap = masked(view.batch.behavior.detach() - view.current.detach(), mask).sum(1, keepdim=True)
+        gap = masked(view.behavior - view.current.detach(), mask).sum(1, keepdim=True)
         is_far = gap / mask.sum(1, keepdim=True).clamp(min=1) > self.threshold
         dropped = is_far & (view.advantages < 0)
         measured = {"mismatch/masked_fraction": fraction(dropped, mask)}
@@ -182,7 +182,7 @@ class DivergenceMask:
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the factor of each token, and how often it was 0."""
         mask = view.batch.mask
-        now, then = masked(view.current.detach(), mask), masked(view.batch.behavior.detach(), mask)
+        now, then = masked(view.current.detach(), mask), masked(view.behavior, mask)
         distance = (now.exp() - then.exp()).abs() if self.divergence == "tv" else binary_kl(then, now)
         if self.level == "sequence":
             mean = masked(distance, mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -246,7 +246,7 @@ class SecondMomentMask:
 
     def terms(self, view: LossInputs) -> Mapping[str, Tensor]:
         """Return the squared log-ratio of tokens that are pushed outward; NaN for others."""
-        shift = masked(view.current.detach().double() - view.batch.behavior.detach().double(), view.batch.mask)
+        shift = masked(view.current.detach().double() - view.behavior.double(), view.batch.mask)
         return {"second_moment": torch.where(view.advantages * shift > 0, shift.square(), torch.nan)}
 
     def __call__(self, view: LossInputs) -> PieceResult:
@@ -402,8 +402,8 @@ def hashed(values: Tensor, place: Tensor) -> Tensor:
 
 
 def mismatch_weight(view: LossInputs, level: Level) -> Tensor:
-    """Return proximal / behavior Float[B T], 1 where masked; the logarithm is bounded to +-20 before exp."""
-    gap = masked(view.proximal - view.batch.behavior.detach(), view.batch.mask)
+    """Return proximal / behavior Float[B T], 1 where masked or given; the logarithm is bounded to +-20 before exp."""
+    gap = masked(view.proximal - view.behavior, view.batch.mask)
     if level != "token":
         whole = gap.sum(1, keepdim=True)
         if level == "geometric":
@@ -413,7 +413,7 @@ def mismatch_weight(view: LossInputs, level: Level) -> Tensor:
 
 
 def _measure(weight: Tensor, factor: Tensor, view: LossInputs) -> Metrics:
-    mask = view.batch.mask
+    mask = view.batch.mask & ~view.batch.is_given[:, None]
     if not bool(mask.any()):
         return Metrics()
     # The effective size of the factors as they are used, so a filter lowers it.

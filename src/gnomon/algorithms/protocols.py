@@ -53,6 +53,15 @@ class LossInputs:
             raise ConfigError("the batch has no advantages: call algorithm.prepare(batch) first")
         return self.batch.advantages.detach()
 
+    @property
+    def behavior(self) -> Tensor:
+        """Log-probabilities of behavior Float[B T], without a gradient; of a given response those of proximal.
+
+        Nobody sampled such a response, so nothing is far from who did. The zeros that stand for its behavior would let
+        a correction take the demonstration away, and a KL to behavior make it certain.
+        """
+        return self.batch.behavior.detach().where(~self.batch.is_given[:, None], self.proximal.detach())
+
 
 @runtime_checkable
 class SummedTerms(Protocol):

@@ -94,7 +94,7 @@ class Kl(_Weighted):
         if self.coefficient == 0:
             return torch.zeros_like(view.log_ratio), Metrics()
         batch = view.batch
-        anchor = batch.behavior if self.anchor == "behavior" else batch.reference
+        anchor = view.behavior if self.anchor == "behavior" else batch.reference
         if anchor is None:
             raise ConfigError("a KL to the reference needs 'reference' log-probabilities; score them first")
         estimate = kl_estimate(view, anchor, self.estimator)
@@ -155,7 +155,7 @@ class EssKl(Regularizer):
     def __call__(self, view: LossInputs) -> PieceResult:
         """Return the term of each token; the metric is without the factor."""
         e, other = view.statistics.behavior.value, view.statistics.proximal.value
-        anchor = view.batch.behavior
+        anchor = view.behavior
         if self.anchor == "mixture":
             anchor = _mixture(view, 1 - e, 1 - other)
             e = smallest(e, other)
@@ -317,7 +317,7 @@ class SelfImitation(_Weighted):
 
 def _mixture(view: LossInputs, of_behavior: float, of_proximal: float) -> Tensor:
     """Return the logarithm of the weighted mean of behavior and proximal Float[B T]; of behavior if both weigh 0."""
-    behavior, total = view.batch.behavior.detach(), of_behavior + of_proximal
+    behavior, total = view.behavior, of_behavior + of_proximal
     if total == 0:
         return behavior
     # A weight of 0 becomes -inf, which logaddexp drops exactly; a tiny negative one is rounding of 1 - e.
@@ -354,7 +354,7 @@ def kl_estimate(view: LossInputs, anchor: Tensor, estimator: Estimator) -> Tenso
     inverse = (-d).clamp(-CLAMP, CLAMP).exp()
     k3 = inverse - 1 + d
     if estimator == "unbiased":
-        rho = masked(view.current.detach() - view.batch.behavior, mask).clamp(-CLAMP, CLAMP).exp()
+        rho = masked(view.current.detach() - view.behavior, mask).clamp(-CLAMP, CLAMP).exp()
         value, slope = rho * k3, rho * d
     elif estimator == "k1":
         value, slope = d, torch.ones_like(d)
