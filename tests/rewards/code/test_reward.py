@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,8 @@ JUDGES = ("checker", "generated_checker", "special_judge", "output_checker")
         ("class Solution:\n    def add(self, a, b):\n        return a + b", {**CALLS, "fn_name": "Solution.add"}),
         (ADD, {**CALLS, "fn_name": "Solution().add"}),
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional", "fn_name": "add"}]),
+        (ADD, '{"fn_name": "add", "inputs": [[NaN, 1], [1, 2]], "outputs": [NaN, 3]}'),
+        ("def add(a, b):\n    return {a: b}", {"fn_name": "add", "inputs": [[1, 2]], "outputs": [{"1": 2}]}),
         (ADD, ASSERTS),
         (ADD, "def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)"),
         ("from __future__ import annotations\n" + ADD, ASSERTS),
@@ -72,6 +75,7 @@ def test_a_right_program_passes_in_every_form_of_case(program, tests):
         ("print(3", STDIN),
         ("def add(a, b):\n    return 3", CALLS),
         ("def sub(a, b):\n    return a + b", CALLS),
+        ("def add(a, b):\n    return {1: 0, '1': 2}", {"fn_name": "add", "inputs": [[1, 2]], "outputs": [{"1": 2}]}),
         ("def add(a, b):\n    while True: pass", CALLS),
         ("def add(a, b):\n    return a - b", ASSERTS),
         (SUM + "\nraise SystemExit(1)", STDIN),
@@ -231,6 +235,26 @@ def test_every_value_is_the_same_as_itself(value):
     """Comparing is reflexive on JSON values, and a number never equals a text."""
     assert same(value, value, 0.0)
     assert not same(value, [value], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "agrees"),
+    [
+        ({1: 2}, {"1": 2}, True), ({1: 2, "1": 3}, {"1": 3}, False), ({"1": 3, 1: 2}, {"1": 2}, False),
+        ({1: 2, "1": 3}, {1: 2, "1": 3}, True), ({1: 2, "1": 3}, {1: 3, "1": 2}, False),
+        ({"a": {1: 2, "1": 3}}, {"a": {"1": 3}}, False), ([{1: 2, "1": 3}], [{"1": 3}], False),
+        ({None: 1, "None": 2}, {"None": 2}, False), ({True: 1, "true": 2}, {"true": 2}, False),
+        ({True: 1}, {"true": 1}, True), ({None: 1}, {"null": 1}, True), ({1.0: 2}, {1: 2}, True),
+        ({1.5: 2}, {"1.5": 2}, True), ({(1, 2): 3}, {(1, 2): 3}, True), ({1: 2, 2: 3}, {"1": 2, "2": 3}, True),
+        ({"1": 3}, {1: 2, "1": 3}, False),
+        (math.nan, math.nan, True), ([1.0, math.nan], [1.0, math.nan], True), ({"a": math.nan}, {"a": math.nan}, True),
+        (math.nan, 1.0, False), (1, math.nan, False), (math.nan, "nan", False), (math.inf, math.nan, False),
+        (None, math.nan, False), (math.nan, None, False), (-math.inf, -math.inf, True),
+    ],
+)  # fmt: skip
+def test_keys_never_merge_and_nan_is_nan(value: object, expected: object, agrees: bool):
+    """JSON's text stands for a key only where no other key is lost by it; NaN where NaN is expected is right."""
+    assert same(value, expected, 0.0) is agrees
 
 
 @pytest.mark.parametrize(

@@ -285,22 +285,30 @@ _EXACT = 2.0**53  # whole numbers below it have a float of their own
 
 
 def same(value: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two values are equal: numbers up to the tolerance, lists and tuples alike, dicts by JSON's keys.
+    """Whether two values are equal: numbers up to the tolerance, lists and tuples alike, dicts by JSON's keys, NaN too.
 
-    >>> same((1, 2.0000000001), [1, 2], 1e-9), same("1", 1, 0), same({1: 2}, {"1": 2}, 0)
-    (True, False, True)
+    >>> same((1, 2.0000000001), [1, 2], 1e-9), same("1", 1, 0), same({1: 2}, {"1": 2}, 0), same([math.nan], [math.nan], 0)
+    (True, False, True, True)
     """
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
         return len(value) == len(expected) and all(map(lambda v, e: same(v, e, tolerance), value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
-        ours, theirs = ({str(k): v for k, v in d.items()} for d in (value, expected))
-        return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k], tolerance) for k in ours)
+        if value.keys() != expected.keys():
+            value, expected = _by_text(value), _by_text(expected)
+        return value.keys() == expected.keys() and all(same(value[k], expected[k], tolerance) for k in value)
     # A float on either side: 2 and 2.0 are equal, as JSON does not tell them apart.
     if isinstance(value, float) or isinstance(expected, float):
         numbers = isinstance(value, int | float) and isinstance(expected, int | float)
-        return numbers and near(value, expected, tolerance)
+        return numbers and (near(value, expected, tolerance) or (value != value and expected != expected))
     # Types must agree, except that integers and truth values may stand for each other, as in Python's own comparison.
     return isinstance(value, type(expected) | int) and bool(value == expected)
+
+
+def _by_text(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict with the keys that JSON gives it, and as it is where two of them would be one."""
+    told = {k if isinstance(k, str) else json.dumps(k) if k is None or isinstance(k, bool) else str(k): v
+            for k, v in values.items()}  # fmt: skip
+    return told if len(told) == len(values) else values
 
 
 def near(value: float, expected: float, tolerance: float) -> bool:
