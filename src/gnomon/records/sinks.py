@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
-from gnomon.core.atomic_files import read_plain_text
+from gnomon.core.atomic_files import read_plain_text, write_durably
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.optional import check_installed
 from gnomon.core.tables import flat, packaged_toml
@@ -198,7 +198,7 @@ def _identity(directory: Path) -> str:
     # Made up once: a resumed run must find its run at the tracker, and a copied directory is the same run.
     kept = directory / ".tracker-id"
     if not kept.exists():
-        kept.write_text(secrets.token_hex(8))
+        write_durably(kept, secrets.token_hex(8).encode())
     return read_plain_text(kept).strip()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError
 from gnomon.core.http import exchange
 from gnomon.core.processes.exceptions import exception_text
@@ -377,7 +378,7 @@ def write_questions(
     seeds = range(first_seed, first_seed + count)
     # In self-play each seat is shown its own opening; the number makes questions of games that begin alike.
     rows = ({"prompt": f"Game {n} of {use}." if plan.is_self_play else _opened(plan, n), "seed": n} for n in seeds)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_durably(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _opened(plan: EnvironmentConfig, seed: int) -> str:

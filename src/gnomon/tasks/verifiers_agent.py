@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError
 from gnomon.core.processes.exceptions import exception_text
 from gnomon.tasks.environment import EnvAdapter, EnvironmentConfig, EnvReply, checked_reward, foreign_package
@@ -95,9 +96,8 @@ def write_questions(use: str, path: Path, count: int, settings: Mapping[str, Any
     """
     tasks = list(itertools.islice(_loaded(use, json.dumps(dict(settings or {})), 1).taskset, count))
     texts = [task.data.prompt_text or task.data.name or f"task {n}" for n, task in enumerate(tasks)]
-    path.write_text(
-        "".join(json.dumps({"prompt": t, "index": n}) + "\n" for n, t in enumerate(texts)), encoding="utf-8"
-    )
+    rows = (json.dumps({"prompt": t, "index": n}) + "\n" for n, t in enumerate(texts))
+    write_durably(path, "".join(rows).encode())
     return len(tasks)
 
 

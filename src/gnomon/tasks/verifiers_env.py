@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError
 from gnomon.tasks.environment import EnvironmentConfig, EnvReply, checked_reward, foreign_package
 from gnomon.tasks.tools import find_calls
@@ -134,7 +135,7 @@ def write_questions(name: str, path: Path, settings: Mapping[str, Any] | None = 
     """
     rows = load(name, settings or {}).get_dataset(n=count)
     kept = [{key: row[key] for key in ("prompt", "answer", "info", "task") if key in row} for row in rows]
-    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in kept), encoding="utf-8")
+    write_durably(path, "".join(json.dumps(row, default=str) + "\n" for row in kept).encode())
     return len(kept)
 
 

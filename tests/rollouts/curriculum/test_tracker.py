@@ -282,6 +282,18 @@ def test_only_what_is_known_is_exported(tmp_path: Path, group):
         tracked.export(tmp_path / "rates.json", IDS[::-1])
 
 
+def test_an_exported_file_is_replaced_at_once(tmp_path: Path, group):
+    """Whoever reads it while it is written has the whole of what was there, and nothing else is left behind."""
+    path = tmp_path / "rates.json"
+    path.write_text("what was there")
+    with path.open() as reader:
+        initialized(group).export(path, IDS)
+
+        assert reader.read() == "what was there"
+    assert list(json.loads(path.read_text())) == IDS
+    assert [each.name for each in tmp_path.iterdir()] == ["rates.json"]
+
+
 def test_a_file_may_hold_rates_or_counts(tmp_path: Path):
     """A rate is taken as it is; 2 of 8 gets the prior: 2.5 / 9."""
     path = tmp_path / "rates.json"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gnomon.core.atomic_files import write_durably
 from gnomon.core.errors import ConfigError, DatasetError, LearnerError
 from gnomon.core.metrics import Mean, Metrics
 from gnomon.core.types import Group, State, Task, role_of
@@ -94,7 +95,7 @@ def places(values: Mapping[str, float], task_index: TaskIndex, path: Path) -> di
 
 def write_rates(path: Path, rates: Mapping[str, float]) -> None:
     """Write task id to rate; `read_rates` returns the same numbers."""
-    path.write_text(json.dumps(dict(rates), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    write_durably(path, (json.dumps(dict(rates), ensure_ascii=False, indent=0) + "\n").encode())
 
 
 def _read(path: Path) -> dict[str, Any]:
