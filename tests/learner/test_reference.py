@@ -1,6 +1,7 @@
 """The reference policy is what `algorithm.reference` says: the first weights, their average, or teachers by task."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,19 @@ def said_by(model: Any, batch: Any) -> torch.Tensor:
     """Return what a model says of a batch, computed without a learner."""
     with torch.no_grad():
         return TokenScorer(model)(batch.tokens, batch.prompt_lengths, batch.mask, batch.temperature).logprobs
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(["a", "a:b", "a:b:c"])])
+def test_the_teacher_with_the_longest_name_scores(make_model, make_batch, names: tuple[str, ...]):
+    """Ids of a part "a:b" begin with "a:" as well; which teacher scores them depends on no order of names."""
+    teachers = {name: make_model(seed) for seed, name in enumerate(("a", "a:b", "a:b:c"), start=1)}
+    learner = TorchLearner(make_model(0), PLAN, 5, ReferenceModels(make_model(4), {n: teachers[n] for n in names}))
+    batch = make_batch().with_fields(task_ids=("a:0", "a:b:1", "a:b:c:0", "a:b:2", "a:c:1", "a:b:c:2"))
+
+    found = run(learner.score(batch, {"reference"})).reference
+
+    for row, name in enumerate(("a", "a:b", "a:b:c", "a:b", "a", "a:b:c")):
+        torch.testing.assert_close(found[row], said_by(teachers[name], batch)[row], atol=1e-5, rtol=0)
 
 
 def test_each_teacher_scores_the_rows_of_its_task(make_model, make_batch):

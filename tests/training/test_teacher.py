@@ -117,6 +117,35 @@ def test_a_reference_that_teaches_nothing_is_refused(overrides: tuple[str, ...],
         questions(load(RANDOM, ["algorithm=opd", *overrides]).experiment)
 
 
+@pytest.mark.parametrize(
+    ("taught", "said"),
+    [
+        (("a",), "ids of the part 'a:b' begin as those of 'a', whose teacher would score both; give 'a:b' a teacher"),
+        (("a#2", "a:b"), None),
+        (("a", "a:b"), None),
+        (("a:b",), None),
+        (("a#3",), r"'a#3', which is no part of a mixture here \(parts: a, a:b, a#2\)"),
+    ],
+)
+def test_teachers_are_told_apart_by_the_parts_ids(tmp_path: Path, taught: tuple[str, ...], said: str | None):
+    """A teacher of a part that is not there scores nothing, and one whose name begins another part's scores both."""
+    other = save_tiny(tmp_path / "other", 1)
+    parts = []
+    for number, name in enumerate(("a", "a:b", "a")):
+        (tmp_path / str(number)).mkdir()
+        file = tmp_path / str(number) / f"{name}.jsonl"
+        rows = [{"prompt": f"{n}+{number}=", "answer": str(n + number)} for n in range(8)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        parts.append(f"'{file}'")
+    teachers = ", ".join(f"{{task='{name}', model='{other}'}}" for name in taught)
+    asked = [f"task={{kind='mixture', size=12, parts=[{', '.join(parts)}]}}", "algorithm=opd", "rewards=['numeric']",
+             "held_out.size=0", "rollouts_per_step=8", f"algorithm.reference.model={other}",
+             f"algorithm.reference.tasks=[{teachers}]"]  # fmt: skip
+
+    with contextlib.nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        questions(load(RANDOM, asked).experiment)
+
+
 def test_a_reference_that_nothing_reads_is_refused():
     """GRPO has no KL: a teacher would cost a pass and change nothing."""
     with pytest.raises(

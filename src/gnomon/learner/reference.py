@@ -107,7 +107,8 @@ class ReferenceScorer:
 
     def _rows_by_task(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """Yield the rows that each teacher scores; "" are those of no teacher of their own."""
-        names = [*self._scorers.keys() - {""}]
+        # Of a part "a" and a part "a:b" the longer name comes first: an id begins with both.
+        names = sorted(self._scorers.keys() - {""}, key=len, reverse=True)
         known = [next((n for n in names if task.startswith(f"{n}:")), "") for task in batch.task_ids]
         known = known or [""] * len(batch)
         for name in sorted(set(known)):

@@ -42,7 +42,7 @@ class Mixture:
     def __init__(self, parts: Sequence[tuple[float, QuestionSet]], size: int, seed: int = 0) -> None:
         self.name = "+".join(dict.fromkeys(part.name for _, part in parts))
         self._parts = [part for _, part in parts]
-        self._labels = _labels([part.name for part in self._parts])
+        self._labels = labels_of([part.name for part in self._parts])
         places = schedule([weight for weight, _ in parts], size)
         _check_shares(self._parts, Counter(places))
         orders = []
@@ -83,7 +83,12 @@ def _check_shares(parts: Sequence[QuestionSet], shares: Counter[int]) -> None:
             )
 
 
-def _labels(names: Sequence[str]) -> list[str]:
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Return what the ids of each part begin with, from the parts' names.
+
+    >>> labels_of(["a", "b", "a", "a"])
+    ['a', 'b', 'a#2', 'a#3']
+    """
     seen: Counter[str] = Counter()
     labels = []
     for name in names:

@@ -62,6 +62,7 @@ from gnomon.tasks.build import (
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
 from gnomon.tasks.gold_answers import check_answers
+from gnomon.tasks.mixture import labels_of
 from gnomon.tasks.prompt_start import Beginning, beginning_of
 from gnomon.tasks.rendered import Looks
 from gnomon.tasks.row_inputs import reserved_flaw
@@ -315,12 +316,19 @@ def _check_teachers(algorithm: Algorithm, model: str, task: TaskConfig, tokenize
                 f"algorithm.reference: '{name}' has other tokens than '{model}': {flaw}; log-probabilities "
                 "can be compared where tokens are the same texts, so name a teacher of the model's family"
             )
-    parts = [part.task.name for part in task.parts] if isinstance(task, MixtureTask) else []
-    strange = [teacher.task for teacher in plan.tasks if teacher.task.partition("#")[0] not in parts]
+    parts = labels_of([part.task.name for part in task.parts]) if isinstance(task, MixtureTask) else []
+    taught = dict.fromkeys(teacher.task for teacher in plan.tasks)
+    strange = [name for name in taught if name not in parts]
     if strange:
         raise ConfigError(
             f"algorithm.reference.tasks names '{strange[0]}', which is no part of a mixture here (parts: "
             f"{', '.join(parts) or 'none, the task is a single one'}); set algorithm.reference.model for all questions"
+        )
+    inner = [(own, other) for own in taught for other in parts if other.startswith(f"{own}:") and other not in taught]
+    if inner:
+        raise ConfigError(
+            f"algorithm.reference.tasks: ids of the part '{inner[0][1]}' begin as those of '{inner[0][0]}', whose "
+            f"teacher would score both; give '{inner[0][1]}' a teacher too, or save one as a file of another name"
         )
     # At the start such a teacher has the policy's own log-probabilities, and its advantage or loss is 0 everywhere.
     learns = isinstance(algorithm.advantage, ReverseKl) or isinstance(algorithm.surrogate, Distillation)
