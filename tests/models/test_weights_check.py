@@ -191,6 +191,31 @@ def test_a_window_in_which_nothing_is_seen_is_refused(rewritten, window):
         check_weights(rewritten(sliding_window=window))
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"rope_theta": 0.0}, "rope_theta = 0.0"), ({"rope_theta": -1}, "rope_theta = -1"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta = 0,"),
+        ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor = -2.0"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.0, "rope_theta": 1e4}}, "factor = 0.0"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 0}}, "factor = 0,"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
+         "original_max_position_embeddings = 0"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_factor": -1.0}},
+         "attention_factor = -1.0"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.0, "high_freq_factor": 0.0,
+                           "original_max_position_embeddings": 64}}, "(low|high)_freq_factor = 0.0"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0], "long_factor": [1.0, 1.0]}},
+         r"short_factor = \[1.0, 0.0\]"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": -5.0}}}, "rope_theta = -5.0"),
+    ],
+)  # fmt: skip
+def test_positions_that_are_none_are_refused_by_their_setting(rewritten, table, said):
+    """Not called a matter of precision, and not left to a division by zero of transformers."""
+    with pytest.raises(ModelError, match=f"config.json says {said}.* must be above 0; give the config.json"):
+        check_weights(rewritten(**table))
+
+
 def test_a_pad_that_is_no_token_is_refused(rewritten):
     """transformers says that a padding index must be within, and not which setting it is."""
     with pytest.raises(ModelError, match=r"config.json says pad_token_id = 5000, and the model has the tokens 0 to"):

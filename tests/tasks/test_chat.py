@@ -127,8 +127,11 @@ def test_messages_keep_their_own_system_message() -> None:
     ("message", "reason"),
     [
         ({"role": "usr", "content": "q"}, "role must be one of .* got 'usr'"),
-        ({"role": "user"}, "content must be text, got NoneType"),
-        ({"role": "user", "content": "q", "tool_calls": "x"}, "got also tool_calls"),
+        ({"role": "user"}, "content must be text, got NoneType; write a text"),
+        ({"role": "user", "content": [{"type": "text", "text": "q"}]}, "a list of parts; write the text of its parts"),
+        ({"role": "user", "content": {"text": "q"}}, "content must be text, got dict; write a text"),
+        ({"role": "user", "content": "q", "tool_calls": "x"}, "got also tool_calls; write it into content or remove"),
+        ({"role": "user", "content": "q", "name": "n"}, "got also name; write it into content or remove it"),
     ],
 )
 def test_a_message_that_cannot_be_rendered_is_refused(message: Message, reason: str) -> None:

@@ -152,7 +152,7 @@ def test_messages_are_kept_and_read_without_the_system_message(tmp_path: Path) -
             "last message must be the user's",
         ),
         ([{"role": "user", "content": " "}], "the last message is empty"),
-        ([{"role": "user", "content": ["q"]}], "message 1: content must be text, got list"),
+        ([{"role": "user", "content": ["q"]}], "message 1: content must be text, got a list of parts; write the text"),
     ],
 )
 def test_conversations_that_ask_nothing_are_bad_rows(tmp_path: Path, messages: Any, reason: str) -> None:

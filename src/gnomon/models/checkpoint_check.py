@@ -124,9 +124,10 @@ def check_written(
         before, after = (model(input_ids=ids, use_cache=False).logits.float() for model in (one, other))
     if not before.isfinite().all():
         what = "NaN" if before.isnan().any() else "infinities"
+        wider = "" if dtype == torch.float32 else ', or set learner.precision = "fp32"'
         raise ModelError(
-            f"model '{name}' computes {what} in {str(dtype).removeprefix('torch.')}, though its "
-            'weights are finite; correct its config.json, or set learner.precision = "fp32"'
+            f"model '{name}' computes {what} in {str(dtype).removeprefix('torch.')}, though its weights are finite; "
+            f"give the config.json that belongs to these weights{wider}"
         )
     far = float((before - after).abs().max())
     # Written so that NaN fails: every comparison with NaN is false.

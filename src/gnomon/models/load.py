@@ -31,6 +31,7 @@ from gnomon.models.weights_check import (
     check_plausible,
     check_positions,
     check_quantized,
+    check_rotary,
     contradiction,
     headers,
     no_report,
@@ -82,6 +83,7 @@ def config_of(name: str, trust_remote_code: bool = False) -> Any:
         weight_files(folder)
         for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
             check_json(folder / file)
+        check_rotary(json.loads((folder / "config.json").read_text()), str(folder))
         return _read_config(str(folder), trust_remote_code)
     return _hub_config(name, trust_remote_code)
 

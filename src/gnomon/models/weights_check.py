@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from gnomon.core.errors import ModelError, refusal_of
+from gnomon.core.errors import ModelError, refusal_of, shortened
 from gnomon.core.tensor_files import extremes
 from gnomon.models.auto_class import empty_model
 from gnomon.models.forward import Forward, ends_of
@@ -78,6 +78,11 @@ _MOST_EXPERTS = 100_000
 _PROBED_ROWS = 64
 _LARGEST = 1e6
 """Of weights; those of published models are below a few thousand."""
+_ROTARY = (
+    "rope_theta", "rope_local_base_freq", "rotary_emb_base", "factor", "original_max_position_embeddings", "beta_fast",
+    "beta_slow", "low_freq_factor", "high_freq_factor", "attention_factor", "short_factor", "long_factor",
+)  # fmt: skip
+"""Settings of rotary positions; the first three may stand outside of a table."""
 # Former names of rotary tables, which transformers translates.
 _FORMER_KINDS = {"su": "longrope", "mrope": "default"}
 _TRIED_TOKENS, _SEEN_AHEAD = 8, {torch.float32: 1e-3}
@@ -189,6 +194,31 @@ def headers(folder: Path) -> dict[str, Header]:
     return found
 
 
+def check_rotary(stated: Mapping[str, Any], place: str) -> None:
+    """Refuse a config.json with a setting of rotary positions that is not above zero, wherever it stands.
+
+    Of some transformers makes NaN, of others positions that run backwards.
+
+    Raises:
+        ModelError: It names the setting and its value.
+    """
+    rest: list[tuple[bool, Mapping[str, Any]]] = [(False, stated)]
+    while rest:
+        is_table, part = rest.pop()
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                # Some models have a table for each kind of layer within the table.
+                rest.append((is_table or name in ("rope_parameters", "rope_scaling"), value))
+            numbers = value if isinstance(value, list) else [value]
+            if name in (_ROTARY if is_table else _ROTARY[:3]) and any(
+                type(number) in (int, float) and number <= 0 for number in numbers
+            ):
+                raise ModelError(
+                    f"model '{place}': config.json says {name} = {shortened(str(value))}, which makes no positions and "
+                    "must be above 0; give the config.json that belongs to these weights"
+                )
+
+
 def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     """Refuse a config whose settings of rotary positions are other numbers as transformers reads them.
 
@@ -199,6 +229,7 @@ def check_positions(config: Any, stated: Mapping[str, Any], place: str) -> None:
     Raises:
         ModelError: If they differ; it names the setting and both numbers.
     """
+    check_rotary(stated, place)
     text = config.get_text_config()
     part = stated.get("text_config") or stated
     read = vars(text).get("rope_parameters") or {}

@@ -440,11 +440,16 @@ def message_flaw(message: object) -> str | None:
     if message.get("role") not in ROLES:
         return f"role must be one of {', '.join(ROLES)}, got {shortened(repr(message.get('role')))}"
     content = message.get("content")
+    if isinstance(content, list):
+        return ("content must be text, got a list of parts; write the text of its parts as one text (images, audio and "
+                "files among them reach no model here)")  # fmt: skip
     if not isinstance(content, str):
-        return f"content must be text, got {type(content).__name__}"
+        return f"content must be text, got {type(content).__name__}; write a text, or leave the message out"
     others = [str(key) for key, value in message.items() if key not in ("role", "content") and value is not None]
     said = shortened(on_one_line(", ".join(others)))
-    return f"only role and content are understood, got also {said}" if others else None
+    return (
+        f"only role and content are understood, got also {said}; write it into content or remove it" if said else None
+    )
 
 
 def transcript(messages: Sequence[Message]) -> str:
