@@ -20,6 +20,7 @@ from gnomon.core.errors import ConfigError, EngineError
 from gnomon.core.types import Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.rng import sample_key
+from gnomon.engines.scripted import ScriptedEngine
 from gnomon.models.tiny import tiny_tokenizer
 from gnomon.records.rollouts import RolloutLog, read_rollouts
 from gnomon.rewards.base import Sample
@@ -489,6 +490,28 @@ def test_openai_s_client_completes_plain_text(is_streamed: bool):
     assert behind.path.prompt == (*first.path.prompt, *first.path.tokens[:-1])
     assert behind.path.tokens == say("e")
     assert other.path.prompt == (*behind.path.prompt, *b"e!")
+
+
+def test_a_stop_token_of_the_users_own_is_text_that_stays():
+    """It ends no turn: plain text goes on behind it in one segment, and a chat's next message behind an end of turn."""
+    sampling = replace(SAMPLING, stop_ids=(EOS, ord("\n")))
+
+    async def body() -> AgentSession:
+        engine = ScriptedEngine(lambda prompt, key: "ab\nc")
+        async with serving(engine, sampling=sampling) as served, served.openai as client:  # type: ignore[arg-type]
+            for text in ("q", "qab\n", "qab\nab\n more"):
+                await client.completions.create(model="m", prompt=text)
+            chat: list[Any] = [{"role": "user", "content": "q"}]
+            for _ in range(2):
+                done = await client.chat.completions.create(model="m", messages=chat)
+                chat += [{"role": "assistant", "content": done.choices[0].message.content}]
+                chat += [{"role": "user", "content": "r"}]
+            return served.session
+
+    plain, chat = run(body()).segments
+    assert plain.path.tokens == [*b"ab\nab\n moreab\n"]
+    assert chat.path.tokens[:4] == say("ab\n")
+    assert (chat.path.mask[:4], chat.path.tokens.count(EOS)) == ([True] * 3 + [False], 2)
 
 
 def test_segments_are_rows_of_one_rollout(mine: Path, tmp_path: Path):

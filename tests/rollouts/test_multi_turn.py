@@ -286,16 +286,21 @@ def test_what_is_trained_on_is_what_was_sampled(mine: str, data: st.DataObject):
     assert (rollout.oldest_version, rollout.newest_version) == (0, turns)
 
 
-def test_a_turn_that_a_stop_string_ends_gets_the_end_of_turn_that_nobody_chose(mine: str):
-    """The environment and the rewards see the text before the string; its tokens are trained, <|eos|> is not."""
+@pytest.mark.parametrize(
+    ("asked", "seen"), [({"stop": "</say>", "tokenizer": "tiny"}, "4"), ({"stop_ids": (EOS, ord(">"))}, "4</say>")]
+)
+def test_a_turn_that_the_users_own_stop_ends_gets_the_end_of_turn_that_nobody_chose(
+    mine: str, asked: dict[str, Any], seen: str
+):
+    """A stop string, seen up to it, or a token that is not the model's end; its tokens are trained, <|eos|> is not."""
     plan, engine, graded = EnvironmentConfig(use=mine), ScriptedEngine(lambda prompt, key: "4</say> x"), Graded()
-    asked = asking(engine, InProcess(plan), plan, graded)  # type: ignore[arg-type]
-    asked = replace(asked, sampling=replace(asked.sampling, stop="</say>", tokenizer="tiny"))
-    rollout = asyncio.run(asked.run_group(task_of(["more", "bye"]), 3, RolloutTimer())).rollouts[0]
+    who = asking(engine, InProcess(plan), plan, graded)  # type: ignore[arg-type]
+    who = replace(who, sampling=replace(who.sampling, **asked))
+    rollout = asyncio.run(who.run_group(task_of(["more", "bye"]), 3, RolloutTimer())).rollouts[0]
 
     said = [row["content"] for row in graded.samples[0].columns["conversation"] if row["role"] == "assistant"]
-    assert said == ["4", "4"]
-    assert graded.samples[0].completion == "4"
+    assert said == [seen, seen]
+    assert graded.samples[0].completion == seen
     ids, mask = rollout.response, rollout.mask
     assert bytes(i for i, chosen in zip(ids, mask, strict=True) if chosen) == b"4</say>" * 2
     assert ids[7] == EOS

@@ -365,7 +365,7 @@ class AgentSession:
         segment.said = [message.identity for message in spoken]
         if spoken[0].role == "text":
             segment.plain.append(("".join(message.text for message in spoken), spoken))
-        is_ended = done.stop == "stop" and done.tokens[-1] in asked.stop_ids
+        is_ended = done.tokens[-1] in templates.tokenizer.stop_ids
         segment.marks.append(SegmentMark(len(segment.said), len(path.tokens), is_ended))
         return answer
 

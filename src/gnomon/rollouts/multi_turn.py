@@ -333,8 +333,8 @@ class MultiTurnRollout:
             # The reply to the last answer would never be read.
             if turn + 1 == plan.max_turns:
                 break
-            # A stop string is no end of turn.
-            is_ended = completion.stop == "stop" and completion.tokens[-1] in sampling.stop_ids
+            # A stop string is no end of turn, and neither is a token of sampling.stop_ids.
+            is_ended = completion.tokens[-1] in self.turn_tokenizer.tokenizer.stop_ids
             reply = self.turn_tokenizer.reply(answer.messages, is_ended)
             if len(reply) > plan.max_reply_tokens:
                 return "flood", f"a reply of {len(reply)} tokens, more than {plan.max_reply_tokens}"

@@ -51,8 +51,9 @@ class TurnTokenizer:
         """Return what follows an answer: its end of turn, the messages as (role, text), and the next beginning.
 
         Args:
-            is_ended: The answer's last token is a stop token, which stands for the end of turn, whichever it is: it is
-                not written twice. Otherwise the end of turn is written here; the policy did not choose it.
+            is_ended: The answer's last token is one of the tokenizer's own stop tokens, which stands for the end of
+                turn, whichever it is: it is not written twice. Otherwise (a token of ``sampling.stop_ids``, a stop
+                string, a budget) the end of turn is written here; the policy did not choose it.
         """
         replies = self._messages(messages)
         # A probe stands for the answer; what the template writes behind it is the same for every answer.
