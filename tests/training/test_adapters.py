@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, GnomonError, ModelError
 from gnomon.models.checkpoint_check import try_checkpoint
-from gnomon.models.load import load_model, load_tokenizer
+from gnomon.models.load import adapter_tokenizer, load_model, load_tokenizer
 from gnomon.models.lora import LoraConfig, adapt, other_base, read_adapter_config
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from gnomon.training.api import export, resume, train_experiment
@@ -68,6 +68,31 @@ def test_an_adapter_is_exported_as_the_model_that_it_makes(trained: Path, tmp_pa
     with pytest.raises(ModelError, match="does not name its base model"):
         export(_changed(_adapter(trained, 2), tmp_path / "other", base_model_name_or_path=None), tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_lies_beside_an_adapter_and_its_base_is_exported(trained: Path, tmp_path: Path):
+    """A chat template of the adapter's own, with which it is not trained or evaluated as its base; the base's files."""
+    base = shutil.copytree(trained.parent / "base", tmp_path / "base")
+    (base / "preprocessor_config.json").write_text("{}")
+    adapter = _changed(_adapter(trained, 2), tmp_path / "adapter", base_model_name_or_path=str(base))
+    tokenizer = tiny_tokenizer()
+    tokenizer.save(adapter)
+    assert adapter_tokenizer(adapter, tokenizer) is None
+    tokenizer.backend.chat_template = "{% for m in messages %}{{ m.content }}={% endfor %}"
+    tokenizer.save(adapter)
+
+    exported = export(adapter, tmp_path / "model")
+    assert load_tokenizer(str(exported)).backend.chat_template == tokenizer.backend.chat_template
+    assert (exported / "preprocessor_config.json").is_file()
+    said = r"another chat template than '.*base' has.*; type gnomon export .*adapter FOLDER and set model = FOLDER"
+    with pytest.raises(ModelError, match=said):
+        train_experiment(load("tiny", [f"model={adapter}", *COMMON]), tmp_path / "run")
+    with pytest.raises(ModelError, match=said):
+        evaluate(adapter, task="arithmetic", prompts=1)
+    text = (adapter / "tokenizer.json").read_text()
+    (adapter / "tokenizer.json").write_text(text.replace('"!"', '"swap"').replace('"#"', '"!"').replace("swap", "#"))
+    with pytest.raises(ModelError, match="has another tokenizer than its base: token 33 is '!' and there '#'"):
+        export(adapter, tmp_path / "none")
 
 
 def test_training_begins_with_an_adapter(trained: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -14,7 +15,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
 from gnomon.models.auto_class import auto_class, check_architecture, empty_model, made_by
-from gnomon.models.folder import check_json, moved, savable
+from gnomon.models.folder import belongings_of, check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config
 from gnomon.models.place import BUILT_IN, check_hub, check_place, default_folder, is_prepared
 from gnomon.models.quantized import quantize
@@ -199,8 +200,29 @@ def write_model(
     model_writer(dict(tensors), config, generation_config)(folder)
 
 
+def adapter_tokenizer(adapter: Path, base: Tokenizer) -> Tokenizer | None:
+    """Return the tokenizer that was saved beside an adapter where its chat template is not the base's; else None.
+
+    Trainers save the tokenizer with the adapter, whose prompts they wrote by its template.
+
+    Raises:
+        ModelError: It cannot be loaded, or reads ids otherwise than the base's.
+    """
+    from transformers import AutoTokenizer
+
+    if not (adapter / "tokenizer_config.json").is_file():
+        return None
+    with parsed(f"the tokenizer beside the adapter '{adapter}' cannot be loaded; correct its files, or remove them"):
+        own = replace(base, backend=AutoTokenizer.from_pretrained(str(adapter)))
+    if (why := base.difference(own)) is not None:
+        raise ModelError(f"the adapter '{adapter}' has another tokenizer than its base: {why}; give its own base")
+    return None if own.backend.chat_template in (None, base.backend.chat_template) else own
+
+
 def write_merged(adapter: Path, folder: Path) -> None:
-    """Write the model that a LoRA adapter makes of its base, in the base's precision, with the base's tokenizer.
+    """Write the model that a LoRA adapter makes of its base, in the base's precision, with the base's other files.
+
+    The chat template is the adapter's where it was saved with one of its own.
 
     Raises:
         ModelError: It is no plain LoRA adapter, names no base, or the base is not found or does not fit it.
@@ -212,7 +234,9 @@ def write_merged(adapter: Path, folder: Path) -> None:
     dtype = torch.float32 if base in TINY_MODELS else model_config(base).dtype or torch.float32
     model: Any = load_model(base, dtype, LoraConfig(**settings))
     write_model(merged_tensors(model), model.config, folder, getattr(model, "generation_config", None))
-    load_tokenizer(base).save(folder)
+    tokenizer = load_tokenizer(base)
+    (adapter_tokenizer(adapter, tokenizer) or tokenizer).save(folder)
+    belongings_of(local_folder(base)).write(folder)
 
 
 def model_writer(

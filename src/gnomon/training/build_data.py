@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from gnomon.algorithms import Algorithm, Distillation, Prioritized, ReverseKl
 from gnomon.algorithms.protocols import Composed, parts_of
@@ -13,7 +14,7 @@ from gnomon.algorithms.sections import Greso, NoPositiveResampling, OptimalValue
 from gnomon.algorithms.validate import uses_tracker
 from gnomon.config.experiment import Experiment, Loaded
 from gnomon.core.atomic_files import real_path
-from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.errors import ConfigError, ModelError, unknown
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import show_progress, track
 from gnomon.core.types import Group, role_of
@@ -21,7 +22,7 @@ from gnomon.engines.base import Sampling
 from gnomon.engines.grammar import Grammar
 from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
-from gnomon.models.load import check_weights, load_tokenizer
+from gnomon.models.load import adapter_tokenizer, check_weights, load_tokenizer
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.rewards.base import EnvironmentReward
 from gnomon.rewards.code.reward import Code
@@ -288,6 +289,12 @@ def _reading(experiment: Experiment) -> tuple[Grading | None, Tokenizer, ChatRen
     with show_progress(f"reading the tokenizer of {experiment.model}"):
         tokenizer = _switched(load_tokenizer(experiment.model, experiment.trust_remote_code), experiment)
     lora = experiment.lora
+    if lora is not None and lora.adapter and adapter_tokenizer(Path(lora.adapter), tokenizer) is not None:
+        raise ModelError(
+            f"the adapter '{lora.adapter}' was saved with another chat template than '{experiment.model}' has, whose "
+            f"prompts it would not know; type gnomon export {quote(lora.adapter)} FOLDER and set model = FOLDER, or "
+            "remove the tokenizer's files beside the adapter"
+        )
     is_first = experiment.continue_from is None and (lora is None or (lora.base, lora.adapter) == ("unquantized", None))
     _check_teachers(experiment.algorithm, experiment.model, experiment.task, tokenizer, is_first)
     # Raises where the chat template cannot render a reply between two answers.
