@@ -25,9 +25,10 @@ from gnomon.config.foreign_names import (
     as_markdown,
     translated,
 )
-from gnomon.config.reading import read
+from gnomon.config.reading import parse_override, read
 from gnomon.config.reference import named, settings
 from gnomon.core.errors import ConfigError
+from gnomon.core.tables import set_path
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 TABLE = Path(__file__).parents[2] / "src" / "gnomon" / "config" / "foreign_names.toml"
@@ -255,3 +256,85 @@ def test_every_text_of_the_table_is_used_once_at_least():
     texts = tomllib.loads(TABLE.read_text(encoding="utf-8"))["texts"]
 
     assert [name for name in texts if f'"@{name}"' not in TABLE.read_text(encoding="utf-8")] == []
+
+
+LORA, ADAM = {"lora": {"rank": 8}}, {"learner": {"optimizer": {"betas": [0.8, 0.95]}}}
+
+
+@pytest.mark.parametrize(
+    ("table", "override", "said"),
+    [
+        ({"algorithm": "ppo"}, "algorithm.lam=1.0", "set algorithm.advantage.of.policy_lambda.value = 1"),
+        ({"algorithm": "vapo"}, "trainer.critic_warmup=0", "set algorithm.critic.pretraining = none"),
+        ({"algorithm": "reinforce_pp"}, "algorithm.use_kl_in_reward=false", "set algorithm.advantage.of.kl = 0"),
+        ({"algorithm": "reinforce_pp_baseline"}, "actor_rollout_ref.actor.use_kl_loss=false", "regularizers.0.anchor"),
+        ({"algorithm": "dapo"}, "dynamic_filtering=false", "set algorithm.keep = none"),
+        ({"algorithm": "gspo"}, "policy_loss_type=ppo", "set algorithm.ratio.level = 'token'"),
+        ({"algorithm": "reinforce", "algorithm.advantage.gamma": 0.9}, "gamma=1", "set algorithm.advantage.gamma = 1"),
+        (LORA, "use_peft=false", "has lora.rank = 8; change one"),
+        (LORA, "lora_r=0", "has lora.rank = 8; change one"),
+        ({"lora": {"base": "nf4"}}, "load_in_4bit=false", "set lora.base = 'unquantized'"),
+        (ADAM, "adam_beta1=0.9", r"betas.0 = 0.8; write learner.optimizer.betas = \[beta1, beta2\]"),
+    ],
+)
+def test_a_neutral_value_is_refused_where_the_experiment_says_otherwise(table: dict, override: str, said: str):
+    """What is left out as "what gnomon does anyway" is what this experiment does, whatever its preset and its file."""
+    pairs = [f"{key}={value}" for key, value in table.items() if "." in key or isinstance(value, str)]
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    given = {**read("quickstart"), **tables}
+    with pytest.raises(ConfigError, match=said):
+        from_table(given, [*pairs, "rollouts_per_step=64", override])
+
+
+def test_a_switch_that_is_off_turns_a_setting_of_the_file_off():
+    """False is a value like any other where the file says true; true alone has the other library's coefficient."""
+    table = read("quickstart") | {"max_staleness": 2, "records": {"sinks": ["wandb"]}}
+    made = from_table(table, ["async_train=false", "use_wandb=false", "actor_rollout_ref.actor.use_kl_loss=true"])
+    assert (made.experiment.max_staleness, made.experiment.records.sinks) == (0, ())
+    assert [term.coefficient for term in made.experiment.algorithm.regularizers] == [0.001]
+
+
+@pytest.mark.parametrize(
+    ("older", "override", "path", "value"),
+    [
+        ({"num_generations": 8}, "algorithm.num_generations=4", "algorithm.num_generations", 4),
+        ({"prompts_per_step": 4}, "rollouts_per_step=32", "rollouts_per_step", 32),
+        ({"data": {"train_batch_size": 4}}, "rollouts_per_step=32", "rollouts_per_step", 32),
+        ({"warmup_ratio": 0.1}, "learner.optimizer.warmup_steps=5", "learner.optimizer.warmup_steps", 5),
+        ({"ppo_mini_batch_size": 2}, "algorithm.updates.minibatches=1", "algorithm.updates.minibatches", 1),
+        ({"rollouts_per_step": 64}, "prompts_per_step=2", "rollouts_per_step", 16),
+    ],
+)
+def test_the_command_line_counts_over_what_a_file_says_in_other_words(
+    older: dict, override: str, path: str, value: int
+):
+    """A name that is worked out last does not undo the setting on the command line that it would become."""
+    table = {"model": "tiny", "task": "arithmetic", "algorithm": "grpo", **older}
+    found = from_table(table, [override]).experiment
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("prompts_per_step=4", "rollouts_per_step=64"),
+        ("warmup_ratio=0.1", "warmup_steps=5"),
+        ("ppo_mini_batch_size=2", "algorithm.updates.minibatches=3"),
+        ("num_generations=4", "algorithm.num_generations=8"),
+        ("beta=0.1", "kl_coef=0.3"),
+        ("kl_loss_type=k1", "kl_estimator=k3"),
+        ("entropy_coef=0.1", "entropy_coeff=0.2"),
+    ],
+)
+def test_two_names_for_one_thing_do_not_say_two_values(given: tuple[str, str]):
+    """Two names for one thing with two values in one place are refused, on the command line and in a file."""
+    table = {"model": "tiny", "task": "arithmetic", "algorithm": {"preset": "grpo"}}
+    said = r"say the same in two ways|given twice under two names"
+    with pytest.raises(ConfigError, match=said):
+        from_table(table, given)
+    for key, value in map(parse_override, given):
+        set_path(table, key, value)
+    with pytest.raises(ConfigError, match=said):
+        from_table(table)

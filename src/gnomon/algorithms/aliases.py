@@ -44,6 +44,11 @@ def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any]
     for key, value in table.items():
         if key not in ALIASES:
             continue
+        for other, rule in ALIASES.items():
+            if rule is ALIASES[key] and rule in _TERMS and table.get(other, value) != value:
+                raise ConfigError(
+                    f"'{key}' is given twice under two names: {key} = {value!r}, {other} = {table[other]!r}"
+                )
         changes = ALIASES[key](key, value, base, table)
         if "regularizers" in changes:
             current = list(base.regularizers) if added is None else added
@@ -213,6 +218,7 @@ def _say_terms(terms: list[Regularizer]) -> str:
 
 
 _BETAS = ("beta", "kl_coef", "kl_coeff", "kl_loss_coef")
+_TERMS = (_beta, _kl_estimator, _entropy)
 _ESTIMATOR_KEYS = ("kl_estimator", "kl_estimator_type", "kl_loss_type")
 ALIASES: Mapping[str, Rule] = {
     **{key: _same(path) for key, path in PATHS.items()},

@@ -16,7 +16,7 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.protocols import parts_of
-from gnomon.config.foreign_names import COMPOSED, FOREIGN, taken_out, translated
+from gnomon.config.foreign_names import COMPOSED, FOREIGN, refuse_contradicted, taken_out, translated
 from gnomon.config.name_checks import other_verb
 from gnomon.config.reading import NO_ALGORITHM, as_json, parse_override, read, settle_length
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
@@ -389,6 +389,13 @@ def with_settings(table: Mapping[str, Any], parsed: Sequence[tuple[str, Any]]) -
         loaded = _load(table, settings)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *repeated])) from error
+    # What the command line says of a section counts more than what a file's foreign names say of it.
+    newer = {key.partition(".")[0] for key, _ in settings}
+    whole = _as_table(loaded.experiment)
+    whole["learner"]["optimizer"]["betas"] = dict(enumerate(whole["learner"]["optimizer"]["betas"]))
+    older = {key: value for key, value in flat(whole).items() if key.partition(".")[0] not in newer}
+    refuse_contradicted(taken_out(as_json(table)), older)
+    refuse_contradicted(parsed, flat(whole))
     return Loaded(loaded.experiment, (*repeated, *notes, *loaded.notes))
 
 
@@ -467,6 +474,7 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     if isinstance(whole.get("algorithm"), dict):
         foreign = [("algorithm.preset" if key == "algorithm" else key, value) for key, value in foreign]
     _refuse_twice(whole, foreign)
+    _leave_older(whole, dict(foreign), dict(overrides))
     _name_sections(whole)
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
     _name_sections(whole)
@@ -498,16 +506,19 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
 
 def to_toml(experiment: Experiment) -> str:
     """Return the fully resolved experiment as TOML; `load` of it is the same experiment."""
-    # In front: the part that a reader of the file looks for.
-    table = {"algorithm": algorithm_table(experiment.algorithm)}
-    table |= {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
     try:
-        return tomli_w.dumps(table)
+        return tomli_w.dumps(_as_table(experiment))
     except TypeError as error:
         raise ConfigError(
             f"the experiment cannot be written down: {error}; fields of a piece of your own are numbers, texts, truth "
             "values, pieces or lists of these"
         ) from error
+
+
+def _as_table(experiment: Experiment) -> dict[str, Any]:
+    # In front: the part that a reader of the file looks for.
+    table = {"algorithm": algorithm_table(experiment.algorithm)}
+    return table | {k: v for k, v in to_table(experiment).items() if k != "algorithm"}
 
 
 def _name_adapter(whole: dict[str, Any]) -> list[str]:
@@ -681,6 +692,37 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
             set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
         _name_task(whole)
     return notes
+
+
+_WORKED_OUT: Mapping[str, str] = {
+    "prompts_per_step": "rollouts_per_step",
+    "warmup_ratio": "learner.optimizer.warmup_steps",
+    "ppo_mini_batch_size": "algorithm.updates.minibatches",
+    **{key: f"algorithm.{key}" for key in ("num_generations", *ALGORITHM_ALIASES)},
+}
+"""Names at the top of a table that become another setting once the algorithm is known, and that setting."""
+
+
+def _leave_older(whole: dict[str, Any], foreign: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Leave out names of a file that become a setting which the command line gives.
+
+    Raises:
+        ConfigError: A name and the setting that it becomes are given in one place, with values that differ.
+    """
+    for theirs, ours in _WORKED_OUT.items():
+        # A warm-up of 0 steps beside a share of them says nothing, as in transformers.
+        there = foreign.get(ours, value_at(whole, ours)) or None
+        for above, below in (
+            (foreign.get(theirs, whole.get(theirs)), there),
+            (overrides.get(theirs), overrides.get(ours) or None),
+        ):
+            if None not in (above, below) and above != below:
+                raise ConfigError(
+                    f"{theirs} = {above!r} and {ours} = {below!r} say the same in two ways; leave one out"
+                )
+        if ours in overrides and theirs not in overrides:
+            whole.pop(theirs, None)
+            foreign.pop(theirs, None)
 
 
 def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) -> None:

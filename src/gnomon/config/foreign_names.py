@@ -8,7 +8,8 @@ they become.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -32,12 +33,14 @@ class Counterpart:
             counterpart. None as a whole: no value has one.
         neutral: Values that ask for what gnomon does anyway.
         is_needless: Whether every value is left out, because it changes no result.
+        holds: What a neutral value says of our settings, by patterns of their keys; "none" says that none is set.
     """
 
     says: str
     convert: Callable[[Any], Pairs | None] | None = None
     neutral: tuple[Any, ...] = ()
     is_needless: bool = False
+    holds: Pairs = field(default_factory=dict)
 
     @property
     def key(self) -> str | None:
@@ -69,7 +72,7 @@ def _converted(entry: Mapping[str, Any], value: Any) -> Pairs | None:
     elif "replace" in entry:
         made = entry["replace"][1] if value == entry["replace"][0] else value
     elif "on" in entry:
-        made = entry["on"] if value else None
+        made = entry["on" if value else "off"]
     else:
         made = _WAYS[entry["by"]](value) if "by" in entry else value
     return None if made is None else {entry["key"]: deepcopy(made)}
@@ -85,7 +88,7 @@ def _counterpart(entry: str | Mapping[str, Any]) -> Counterpart:
         says = entry["key"] + (f" ({', '.join(shown)})" if shown else "")
     says = _TABLE["texts"][says[1:]] if says.startswith("@") else says
     convert = partial(_converted, entry) if "key" in entry or "keys" in entry else None
-    return Counterpart(says, convert, tuple(entry.get("neutral", ())), "needless" in entry)
+    return Counterpart(says, convert, tuple(entry.get("neutral", ())), "needless" in entry, entry.get("holds", {}))
 
 
 COMMON, TRL, VERL, OPENRLHF, PRIME_RL = (
@@ -193,6 +196,33 @@ def translated(pairs: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]],
             "names of another library have no such setting; instead:\n  " + "\n  ".join([*refused[:3], *more])
         )
     return ours, notes
+
+
+def refuse_contradicted(pairs: Iterable[tuple[str, Any]], settings: Pairs) -> None:
+    """Refuse a neutral value that this experiment does not agree with.
+
+    Args:
+        pairs: Keys and values as they were written, ours among them.
+        settings: Every setting of the experiment, by its key.
+
+    Raises:
+        ConfigError: It names both, and what to type.
+    """
+    for name, value in (part for given in pairs for part in _spread(*given)):
+        counterpart = FOREIGN.get(name)
+        if counterpart is None or not _is_among(value, counterpart.neutral):
+            continue
+        for pattern, wanted in counterpart.holds.items():
+            for key in settings:
+                if fnmatchcase(key, pattern) and settings[key] != wanted:
+                    above, _, last = key.rpartition(".")
+                    fix = f"set {key} = {_say(wanted)}"
+                    if wanted == "none":
+                        fix = f"set {above} = none" if last == "piece" else "change one of them"
+                    elif last.isdecimal():
+                        fix = f"write {counterpart.says}"
+                    said = f"{name} = {_say(value)}, and this experiment has {key} = {settings[key]!r}"
+                    raise ConfigError(f"{said}; {fix}, or leave {name} out")
 
 
 def taken_out(table: dict[str, Any]) -> list[tuple[str, Any]]:
