@@ -33,6 +33,28 @@ def test_one_answer_of_each_group_is_the_datasets(tmp_path: Path):
     assert run.metrics["mismatch/logprob_abs_max_nats"][0] < 0.01  # of a given token it would be above 5
 
 
+def test_what_was_given_is_no_success_of_the_policy(tmp_path: Path):
+    """No sampled answer is right: the tracked rates stay 0, nothing is imitated, nobody's zeros are a mismatch, and a
+    correction leaves the demonstration in the loss.
+    """
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    settings = (f"task={path}", "rewards=[{kind='numeric'}]", "held_out.size=0", "rollouts_per_step=16", "steps=3")
+    quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
+    tracked = ("algorithm.sampler=Prioritized", "algorithm.tracker={piece='TrackerConfig', prior=0, drift='replayed'}")
+    more = ("algorithm=luffy", "algorithm.num_generations=4", "sampling.max_completion_length=3", *tracked)
+    pieces = ("algorithm.correction=MaskedIS", "algorithm.replay={every=1}")
+
+    run = train_experiment(load(RANDOM, [*settings, *quick, *more, *pieces]), tmp_path / "run")
+
+    assert run.metrics["rollout/reward_mean"] == [0.0] * 3
+    assert run.metrics["rollout/all_equal_zero_fraction"] == [1.0] * 3
+    assert run.metrics["tracker/value_mean"] == [0.0] * 3
+    assert run.metrics["imitation/buffer"] == [0.0] * 3
+    assert max(run.metrics["mismatch/total_abs_nats"]) < 0.01
+    assert min(run.metrics["learner/gradient_norm"]) > 0
+
+
 def test_a_reward_that_compares_answers_sees_the_datasets_beside_the_policys(tmp_path: Path):
     """It is paid the number of answers that it sees: 4 for each of a group of 4, the given one among them."""
     path, pays = tmp_path / "sums.jsonl", tmp_path / "pays.py"

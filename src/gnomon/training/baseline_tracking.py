@@ -37,7 +37,8 @@ class PromptBaseline:
         return self.tracker.value
 
     async def observe(self, groups: Sequence[Group], updates: Sequence[Metrics]) -> Metrics:
-        """Measure the drift of the step's updates, then fold the step's rewards in."""
+        """Measure the drift of the step's updates, then fold the rewards of what was sampled in."""
+        groups = [group.sampled for group in groups]
         # A step in which no token had a gradient measured no drift.
         made = [u["loss/drift_abs_nats"] for u in updates if "loss/drift_abs_nats" in set(u)]
         self.drift.record(made)

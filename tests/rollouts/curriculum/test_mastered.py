@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gnomon.algorithms import SCALERL, resolve
 from gnomon.algorithms.sections import NoPositiveResampling
 from gnomon.core.errors import ConfigError
-from gnomon.core.types import Grade, Group, Rollout, State, Task
+from gnomon.core.types import GIVEN, Grade, Group, Rollout, State, Task
 from gnomon.records.checkpoints import read_states, write_states
 from gnomon.rollouts.curriculum.base import PromptKeys, TaskIndex
 from gnomon.rollouts.curriculum.samplers import NoPositiveCurriculum, UniformCurriculum
@@ -42,6 +42,17 @@ def test_a_prompt_is_dropped_by_the_pass_rate_of_a_visit(rewards: tuple[float | 
 
     assert (2 not in asked) is is_dropped
     assert said["sampler/dropped_fraction"] == (0.25 if is_dropped else 0)
+
+
+def test_a_demonstration_is_no_answer_that_passed():
+    """Eight of nine sampled answers are too few, also where a tenth that is right was given."""
+    seen = visit(0, (*MOST[1:], 1.0))
+    given_row = replace(seen.rollouts[-1], oldest_version=GIVEN, newest_version=GIVEN)
+
+    assert curriculum(4).observe([replace(seen, rollouts=(*seen.rollouts[:-1], given_row))]) == curriculum(4).observe(
+        [replace(seen, rollouts=seen.rollouts[:-1])]
+    )
+    assert curriculum(4).observe([seen])["sampler/dropped_fraction"] == 0.25
 
 
 def test_success_and_part_say_what_passes():

@@ -327,7 +327,7 @@ class NoPositiveCurriculum:
     def observe(self, groups: Sequence[Group]) -> Metrics:
         """Drop the tasks that these visits show to be mastered."""
         for group in groups:
-            grades = [r.grade for r in group.rollouts if r.grade.reward is not None]
+            grades = [r.grade for r in group.sampled.rollouts if r.grade.reward is not None]
             # A response without that component is judged by its whole reward.
             passed = [(g.parts.get(self._plan.part, g.reward) or 0.0) >= self._plan.success for g in grades]
             if passed and sum(passed) / len(passed) >= self._plan.pass_rate:
