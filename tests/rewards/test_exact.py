@@ -49,6 +49,20 @@ def test_numeric_can_look_at_the_first_or_the_only_number():
     assert Numeric(which="only")(answered("42, not 43")) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("said", "gold", "right"),
+    [
+        ("1.1, 1.0", "1.0, 1.2", True), ("1.0, 1.1", "1.2, 1.0", True), ("1.1, 1.1, 1.3", "1.0, 1.2, 1.2", True),
+        ("1.0, 1.0", "1.0, 1.2", False), ("5.05", r"\{5\}", True), (r"\{5.05\}", "5", True), ("5.3", r"\{5\}", False),
+        ("x = 5.05", "5", True), ("5.05 cm", "5 cm", True), ("(A) 5.05", "5", True), ("5.05", "(C) 5", True),
+        ("(5.05, 1)", "(5, 1)", True), ("[5.05, 7)", "[5, 7)", True), ("5.05; 1.1", r"\{1.2, 5\}", True),
+    ],
+)  # fmt: skip
+def test_a_tolerance_holds_in_every_form(said: str, gold: str, right: bool):
+    """Sets are matched whole, since 1.1 may stand for 1.0 or 1.2; and a set of one is its number from either side."""
+    assert Boxed(tolerance=0.15)(answered(f"\\boxed{{{said}}}", gold)) == float(right)
+
+
 def test_tolerance_is_absolute_and_exact():
     """|0.333 - 1/3| = 1/3000: within 0.001, outside 0.0003; |0.3 - 0.1| <= 0.2 holds without rounding."""
     assert Numeric(tolerance=0.001)(answered("0.333", "1/3")) == 1.0

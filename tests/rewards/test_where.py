@@ -52,6 +52,18 @@ def test_every_verifier_sees_the_part_alone(verifier: Any) -> None:
         assert from_json(to_json(grading)) == grading
 
 
+@pytest.mark.parametrize("within", ["answer_line", "last_box"])
+def test_a_box_is_an_answer_where_its_content_is_judged(within: Any) -> None:
+    """The content of a box has no box around it; a reward that looks for one would find none in any answer."""
+    grading = Grading((WeightedReward(Parsable(extract="boxed"), within=within),))
+    text = THOUGHT if within == "answer_line" else r"<think>7</think>\boxed{34}"
+
+    verdict = grading(Sample("?", text))
+
+    assert (verdict.reward, verdict.answer) == (1.0, "34")
+    assert grading(Sample("?", "<think>7</think> 34")).reward == 0.0
+
+
 @pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Mathematics(), Exact(), Parsable()], ids=lambda v: v.kind)
 def test_what_was_cut_off_earns_nothing_where_an_end_is_asked_for(verifier: Any) -> None:
     """With must_end no kind of reward pays an answer that the budget ended, and it has no vote; otherwise both."""

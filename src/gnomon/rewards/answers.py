@@ -5,6 +5,7 @@ decides, on numbers, lists, sets, pairs, intervals, words and letters of choices
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -413,8 +414,8 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
     texts = [readable(text) for text in (found, gold)]
     if number is not None:
         # Exactly one of the two is a number, and the other one is compared with that number.
-        other = texts[0] if parse_number(found) is None else texts[1]
-        return _against_number(other, number, found, gold, tolerance)
+        other, text = (texts[0], gold) if parse_number(found) is None else (texts[1], found)
+        return _against_number(other, number, text, tolerance)
     choices = [_CHOICE.fullmatch(text) for text in texts]
     if choices[0] and choices[1]:
         return choices[0][1].casefold() == choices[1][1].casefold()
@@ -446,16 +447,15 @@ def _sentence(text: str) -> list[str]:
     return re.findall("[a-z]+|[0-9]+(?:[.:/,-][0-9]+)*", bare)
 
 
-def _against_number(other: str, number: Number, found: str, gold: str, tolerance: float) -> bool | None:
-    """Compare a number with what is none: several answers, words, or digits to a base."""
+def _against_number(other: str, number: Number, text: str, tolerance: float) -> bool | None:
+    """Compare a number, and its text, with what is none: several answers, words, or digits to a base."""
     if _ONE_SIDED.match(other) or _BASED.fullmatch(other) or (_WORDS.fullmatch(other) and len(other) > 4):
         return False
     several = _listed(other)
     if several is None:
         return None
     if len(several.parts) == 1 and several.brackets == "{}":
-        inner = several.parts[0]
-        return same_answer(inner, gold, tolerance) if other == unwrapped(tidy(found)) else same_answer(found, inner)
+        return same_answer(several.parts[0], text, tolerance)
     return False if len(several.parts) > 1 and number.value is not None else None
 
 
@@ -507,14 +507,23 @@ def _same_sets(found: tuple[str, ...], gold: tuple[str, ...], tolerance: float) 
     # Matching in any order takes a quadratic number of comparisons.
     if len(found) > 20:
         return True if sorted(map(squeezed, found)) == sorted(map(squeezed, gold)) else None
-    left, is_open = list(gold), False
-    for ours in found:
-        judged = [same_answer(ours, theirs, tolerance) for theirs in left]
-        # The first match is taken: with tolerance 0 equality is transitive, so another choice could not match more.
-        if True in judged:
-            left.pop(judged.index(True))
-        elif None in judged:
-            is_open = True
-        else:
-            return False
-    return None if is_open else True
+    judged = [[same_answer(ours, theirs, tolerance) for theirs in gold] for ours in found]
+    # With a tolerance 1.1 may be both 1.0 and 1.2, and the first that fits may be another's only one.
+    if _is_matched([[verdict is True for verdict in row] for row in judged]):
+        return True
+    return None if _is_matched([[verdict is not False for verdict in row] for row in judged]) else False
+
+
+def _is_matched(fits: Sequence[Sequence[bool]]) -> bool:
+    """Whether each row can have a column of its own among those that fit; there are as many of both."""
+    owners: dict[int, int] = {}
+
+    def placed(row: int, tried: set[int]) -> bool:
+        for column in (c for c, fit in enumerate(fits[row]) if fit and c not in tried):
+            tried.add(column)
+            if column not in owners or placed(owners[column], tried):
+                owners[column] = row
+                return True
+        return False
+
+    return all(placed(row, set()) for row in range(len(fits)))

@@ -90,7 +90,8 @@ class WeightedReward:
         if found is None:
             return None
         # These verifiers look for a box, and the extracted text has lost its own.
-        is_bare = self.within in ("answer_line", "last_box") and isinstance(self.verifier, Boxed | Mathematics)
+        takes_box = isinstance(self.verifier, Boxed | Mathematics) or getattr(self.verifier, "extract", None) == "boxed"
+        is_bare = takes_box and self.within in ("answer_line", "last_box")
         return replace(sample, completion=f"\\boxed{{{found}}}" if is_bare and last_boxed(found) is None else found)
 
     def judge(self, sample: Sample) -> float:
