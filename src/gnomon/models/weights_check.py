@@ -1,5 +1,6 @@
 """Check that a model's files hold the weights of its config: names, shapes and dtypes from headers."""
 
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -445,10 +446,14 @@ def check_causal(model: nn.Module, place: str) -> None:
     if float((one - other).abs().max()) > most * float((one - one.mean(-1, keepdim=True)).abs().max()):
         config = network.config.get_text_config()
         stated = [f"{n} = {getattr(config, n)!r}" for n in _DIRECTIONS if getattr(config, n, None) is not None]
+        remedy = "correct that where these weights were trained from left to right"
+        found = f"config.json: {', '.join(stated)}"
+        if not stated:
+            remedy = "take another version of transformers"
+            found = f"nothing in config.json says so; transformers {importlib.metadata.version('transformers')}"
         raise ModelError(
             f"model '{place}': what {type(model).__name__} says of a token depends on tokens behind it, so it cannot "
-            f"write text from left to right (config.json: {', '.join(stated) or 'nothing of it'}); give a causal "
-            "model, or correct that where these weights were trained from left to right"
+            f"write text from left to right ({found}); give a causal model, or {remedy}"
         )
 
 
