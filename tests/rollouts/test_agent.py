@@ -704,6 +704,16 @@ def test_a_function_s_answer_and_reward_are_graded(mine: Path):
     assert graded.samples[1].completion == "4"
 
 
+def test_calls_are_written_with_the_variables_of_the_row(mine: Path):
+    """A column such as ``enable_thinking`` is the agent's argument, and begins the policy's answers as it says."""
+    switched = templates()
+    header = "assistant\n{{ enable_thinking }}:{% endif"
+    switched.tokenizer.backend.chat_template = CHAT.replace("assistant\n{% endif", header)
+    tasks = [replace(task_of(name, answer="4"), switches={"enable_thinking": name == "a"}) for name in "ab"]
+    found = played(replace(PLAN, use=f"{mine}:adding"), tasks, templates=switched)
+    assert [spelled(one.prompt).rpartition("\n")[2] for one in found] == ["True:", "False:"]
+
+
 def test_roles_are_paid_and_compared_by_themselves(mine: Path):
     """A table of rewards makes a rollout of each role, in groups of one role; a role that is not in it is a fault."""
     play = "say(model='solver'); say(model='solver'); history[:] = []; say('c', model='critic'); history[:] = []; say()"

@@ -325,6 +325,19 @@ def test_a_conversation_reads_as_the_template_has_it(mine: str):
     assert sample.completion_tokens == len(rollout.response)
 
 
+def test_every_turn_is_written_with_the_variables_of_its_row(mine: str):
+    """A column such as ``enable_thinking`` opens later answers as the first one, also behind an observation."""
+    switched = tokenizer_with(CHAT.replace("assistant\n{% endif", "assistant\n{{ enable_thinking }}:{% endif"))
+    begin, own = [{"role": "user", "content": "q"}], {"enable_thinking": False}
+    task = Task("t", tuple(switched.encode(switched.template(begin, (), own))), "q", {"replies": ["no", "bye"]})
+    task = replace(task, columns={**task.columns, "first": "begin"}, switches=own)
+
+    rollout, _, _ = played(EnvironmentConfig(use=mine), task, [say("4"), say("5")], tokenizer=switched)
+
+    text = switched.spelled([*rollout.prompt, *rollout.response])
+    assert text.count("assistant\nFalse:") == text.count("assistant\n") == 2
+
+
 def test_what_a_template_opens_is_seen_in_every_turn(mine: str):
     """A thought that the prompt begins stands before each answer for environment, reward and record, not in the ids."""
     thinking = tokenizer_with(CHAT.replace("assistant\n{% endif", "assistant\n<think>{% endif"))

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.tasks.templates import QWEN, tokenizer_of
 
 from gnomon.core.errors import DatasetError
+from gnomon.tasks.chat import ChatRenderer
+from gnomon.tasks.question import TokenizedDataset
 from gnomon.tasks.row_inputs import further_of, untold_flaw
 from gnomon.tasks.tables import TableTask
 
@@ -81,6 +84,15 @@ def test_switches_are_gathered():
 
     assert flaw is None
     assert further.switches == {"enable_thinking": False, "effort": "low", "documents": [{"text": "a"}]}
+
+
+def test_the_variables_of_a_row_go_with_its_task(tmp_path: Path):
+    """For the later turns of a conversation, which are written by the same template."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": "1", "enable_thinking": False}))
+    tasks = TokenizedDataset(TableTask(str(path)).questions(), ChatRenderer(tokenizer_of(QWEN)))
+
+    assert tasks[0].switches == {"enable_thinking": False}
 
 
 def test_the_rows_are_named(tmp_path: Path):

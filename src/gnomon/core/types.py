@@ -41,6 +41,7 @@ class Task:
         contrast: As ``response``, of the answer that it is compared with, such as a rejected one; () for none.
         contrast_mask: As ``mask``, of that answer.
         given_rewards: Rewards of the dataset's answers, None for one that says nothing of its question.
+        switches: The row's own variables of the chat template, which every turn of a conversation is written with.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Task:
     contrast: tuple[int, ...] = ()
     contrast_mask: tuple[bool, ...] = ()
     given_rewards: tuple[float | None, ...] = (1.0,)
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:

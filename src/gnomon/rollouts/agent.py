@@ -124,7 +124,9 @@ class PolicyTemplates:
             is_told = tells_tools(self.tokenizer, request.tools)
             told = None if is_told or not request.tools else describe_tools(request.tools)
             self._renderers[schemas] = ChatRenderer(self.tokenizer, None, tuple(request.tools) if is_told else (), told)
-        return self._renderers[schemas](self._messages(request.messages), Further("the call"))
+        return self._renderers[schemas](
+            self._messages(request.messages), Further("the call", switches=self.turns.switches)
+        )
 
     def reply(self, messages: Sequence[ChatMessage], is_ended: bool) -> tuple[int, ...]:
         """Return the tokens of messages behind an answer, as `TurnTokenizer.reply`; of plain text, its own."""
@@ -635,9 +637,10 @@ class AgentRollout:
             sampling: How its tokens are drawn.
         """
         lost: list[str] = []
+        templates = replace(self.templates, turns=replace(self.templates.turns, switches=task.switches))
         while len(lost) < TRIES:
             # A fresh session for each try: what a lost process had said is not trained on.
-            session = AgentSession(self, key, sampling)
+            session = AgentSession(replace(self, templates=templates), key, sampling)
             try:
                 return await self._play(task, session, is_alone=bool(lost))
             except EnvWorkerLost as error:

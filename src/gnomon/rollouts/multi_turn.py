@@ -247,10 +247,11 @@ class MultiTurnRollout:
             key: Turn to the key of its draws.
         """
         lost: list[str] = []
+        played = replace(self, turn_tokenizer=replace(self.turn_tokenizer, switches=task.switches))
         while len(lost) < TRIES:
             try:
                 async with self.env_workers.alone() if lost else self.env_workers.open() as env_worker:
-                    path = await self._play(env_worker, task, key, sampling)
+                    path = await played._play(env_worker, task, key, sampling)
                 break
             except EnvWorkerLost as error:
                 lost.append(str(error))

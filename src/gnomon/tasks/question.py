@@ -189,7 +189,8 @@ class TokenizedDataset:
             other = self.renderer.conversation(question.content, turns, further, tail)
             return replace(task, contrast=other.response, contrast_mask=other.mask, given_rewards=rewards)
         prompt = self.renderer(question.content, further)
-        return Task(question.id, prompt, question.text, question.columns, messages, hint=hint)
+        own = further.switches
+        return Task(question.id, prompt, question.text, question.columns, messages, hint=hint, switches=own)
 
     def _hint(self, question: Question, further: Further) -> tuple[tuple[int, ...], ...]:
         if not self.hint:

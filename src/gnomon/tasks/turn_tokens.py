@@ -11,7 +11,7 @@ What a policy sampled stays as it was sampled; replies are encoded so that no te
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -30,10 +30,12 @@ class TurnTokenizer:
     Attributes:
         has_tool_role: Whether the template shows messages of the role "tool"; they are the user's otherwise. Without a
             template a reply is its text on a line of its own.
+        switches: The row's own variables of the chat template.
     """
 
     tokenizer: ChatTokenizer
     has_tool_role: bool = True
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def over(cls, tokenizer: ChatTokenizer) -> "TurnTokenizer":
@@ -58,8 +60,8 @@ class TurnTokenizer:
         replies = self._messages(messages)
         # A probe stands for the answer; what the template writes behind it is the same for every answer.
         dialogue = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}, *replies]
-        hidden = hide(self.tokenizer, dialogue)
-        rendered = self.tokenizer.template(hidden.messages)
+        hidden = hide(self.tokenizer, dialogue, (), self.switches)
+        rendered = self.tokenizer.template(hidden.messages, (), hidden.switches)
         if rendered is None:
             return self._lines(replies)
         tail = rendered.partition(_SAID)[2]
@@ -74,8 +76,8 @@ class TurnTokenizer:
         if not messages:
             return tuple(prompt)
         question: list[Message] = [{"role": "user", "content": _ASKED}]
-        hidden = hide(self.tokenizer, [*question, *self._messages(messages)])
-        plain, whole = self.tokenizer.template(question), self.tokenizer.template(hidden.messages)
+        hidden = hide(self.tokenizer, [*question, *self._messages(messages)], (), self.switches)
+        plain, whole = (self.tokenizer.template(m, (), hidden.switches) for m in (question, hidden.messages))
         if plain is None or whole is None:
             return (*prompt, *self._lines(self._messages(messages)))
         # The prompt ends with the header of the answer's turn. The observation belongs
