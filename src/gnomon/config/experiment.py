@@ -16,7 +16,15 @@ from gnomon.algorithms.aliases import ALIASES as ALGORITHM_ALIASES
 from gnomon.algorithms.build import override
 from gnomon.algorithms.build import to_table as algorithm_table
 from gnomon.algorithms.protocols import parts_of
-from gnomon.config.foreign_names import COMPOSED, FOREIGN, refuse_contradicted, taken_out, translated
+from gnomon.config.foreign_names import (
+    COMPOSED,
+    FOREIGN,
+    leave_older,
+    refuse_contradicted,
+    refuse_twice,
+    taken_out,
+    translated,
+)
 from gnomon.config.name_checks import other_verb
 from gnomon.config.reading import NO_ALGORITHM, as_json, parse_override, read, settle_length
 from gnomon.core.combinations import SettingsByKey, check_meaning, of_table
@@ -473,8 +481,8 @@ def _load(table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> Loa
     # A foreign name of an algorithm, beside a table of changes, is that table's preset.
     if isinstance(whole.get("algorithm"), dict):
         foreign = [("algorithm.preset" if key == "algorithm" else key, value) for key, value in foreign]
-    _refuse_twice(whole, foreign)
-    _leave_older(whole, dict(foreign), dict(overrides))
+    refuse_twice(whole, foreign)
+    leave_older(whole, dict(foreign), dict(overrides))
     _name_sections(whole)
     notes += [*_set_all(whole, foreign), *_set_all(whole, overrides)]
     _name_sections(whole)
@@ -692,51 +700,6 @@ def _set_all(whole: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> list
             set_path(whole, "engine.kind" if key == "engine" and isinstance(value, str) else key, value)
         _name_task(whole)
     return notes
-
-
-_WORKED_OUT: Mapping[str, str] = {
-    "prompts_per_step": "rollouts_per_step",
-    "warmup_ratio": "learner.optimizer.warmup_steps",
-    "ppo_mini_batch_size": "algorithm.updates.minibatches",
-    **{key: f"algorithm.{key}" for key in ("num_generations", *ALGORITHM_ALIASES)},
-}
-"""Names at the top of a table that become another setting once the algorithm is known, and that setting."""
-
-
-def _leave_older(whole: dict[str, Any], foreign: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Leave out names of a file that become a setting which the command line gives.
-
-    Raises:
-        ConfigError: A name and the setting that it becomes are given in one place, with values that differ.
-    """
-    for theirs, ours in _WORKED_OUT.items():
-        # A warm-up of 0 steps beside a share of them says nothing, as in transformers.
-        there = foreign.get(ours, value_at(whole, ours)) or None
-        for above, below in (
-            (foreign.get(theirs, whole.get(theirs)), there),
-            (overrides.get(theirs), overrides.get(ours) or None),
-        ):
-            if None not in (above, below) and above != below:
-                raise ConfigError(
-                    f"{theirs} = {above!r} and {ours} = {below!r} say the same in two ways; leave one out"
-                )
-        if ours in overrides and theirs not in overrides:
-            whole.pop(theirs, None)
-            foreign.pop(theirs, None)
-
-
-def _refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) -> None:
-    """Refuse one setting under two names in one table.
-
-    Raises:
-        ConfigError: If two names set it to two values.
-    """
-    for number, (key, value) in enumerate(foreign):
-        node = value_at(whole, key)
-        others = [node] if node is not None and not isinstance(node, Mapping) else []
-        others += [other for name, other in foreign[:number] if name == key]
-        if any(other != value for other in others):
-            raise ConfigError(f"{key} is given twice under two names: {others[0]!r} and {value!r}; leave one out")
 
 
 def _work_out(whole: dict[str, Any]) -> list[str]:

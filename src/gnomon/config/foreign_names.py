@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.tables import packaged_toml
+from gnomon.core.tables import packaged_toml, value_at
 
 Pairs = Mapping[str, Any]
 _TABLE = packaged_toml("gnomon.config", "foreign_names.toml")
@@ -223,6 +223,51 @@ def refuse_contradicted(pairs: Iterable[tuple[str, Any]], settings: Pairs) -> No
                         fix = f"write {counterpart.says}"
                     said = f"{name} = {_say(value)}, and this experiment has {key} = {settings[key]!r}"
                     raise ConfigError(f"{said}; {fix}, or leave {name} out")
+
+
+_WORKED_OUT: Mapping[str, str] = {
+    "prompts_per_step": "rollouts_per_step",
+    "warmup_ratio": "learner.optimizer.warmup_steps",
+    "ppo_mini_batch_size": "algorithm.updates.minibatches",
+    **{key: f"algorithm.{key}" for key in COMPOSED},
+}
+"""Names at the top of a table that become another setting once the algorithm is known, and that setting."""
+
+
+def leave_older(whole: dict[str, Any], foreign: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Leave out names of a file that become a setting which the command line gives.
+
+    Raises:
+        ConfigError: A name and the setting that it becomes are given in one place, with values that differ.
+    """
+    for theirs, ours in _WORKED_OUT.items():
+        # A warm-up of 0 steps beside a share of them says nothing, as in transformers.
+        there = foreign.get(ours, value_at(whole, ours)) or None
+        for above, below in (
+            (foreign.get(theirs, whole.get(theirs)), there),
+            (overrides.get(theirs), overrides.get(ours) or None),
+        ):
+            if None not in (above, below) and above != below:
+                raise ConfigError(
+                    f"{theirs} = {above!r} and {ours} = {below!r} say the same in two ways; leave one out"
+                )
+        if ours in overrides and theirs not in overrides:
+            whole.pop(theirs, None)
+            foreign.pop(theirs, None)
+
+
+def refuse_twice(whole: Mapping[str, Any], foreign: Sequence[tuple[str, Any]]) -> None:
+    """Refuse one setting under two names in one table.
+
+    Raises:
+        ConfigError: If two names set it to two values.
+    """
+    for number, (key, value) in enumerate(foreign):
+        node = value_at(whole, key)
+        others = [node] if node is not None and not isinstance(node, Mapping) else []
+        others += [other for name, other in foreign[:number] if name == key]
+        if any(other != value for other in others):
+            raise ConfigError(f"{key} is given twice under two names: {others[0]!r} and {value!r}; leave one out")
 
 
 def taken_out(table: dict[str, Any]) -> list[tuple[str, Any]]:
