@@ -8,6 +8,7 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
+from gnomon.models.critic import load_classifier, load_critic, read_classifier
 from gnomon.models.load import (
     check_model,
     check_weights,
@@ -41,6 +42,35 @@ def test_a_saved_model_is_loaded_with_its_weights(folder):
     assert not model.training
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kind", ["policy", "adapters", "value pretrained", "critic", "reward model"])
+def test_weights_stay_those_that_were_loaded(tmp_path, kind):
+    """What another program writes into the files afterwards changes no model."""
+    if kind in ("critic", "reward model"):
+        config = hf.LlamaConfig(
+            vocab_size=259, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, pad_token_id=0, num_labels=1,
+        )  # fmt: skip
+        hf.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+        tiny_tokenizer().save(tmp_path)
+    else:
+        save_tiny(tmp_path, seed=3)
+    name = str(tmp_path)
+    model = {
+        "policy": lambda: load_model(name, torch.float32),
+        "adapters": lambda: load_model(name, torch.float32, LoraConfig()),
+        "value pretrained": lambda: load_critic(name, "policy"),
+        "critic": lambda: load_critic("tiny", name),
+        "reward model": lambda: load_classifier(read_classifier(name), torch.float32, torch.device("cpu")).network,
+    }[kind]()
+    file = tmp_path / "model.safetensors"
+    size = file.stat().st_size
+    with file.open("r+b") as written:
+        written.seek(size // 4)
+        written.write(b"\xff" * (size - size // 4))
+
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
 
 
 def test_precision_is_what_was_asked_for_and_rotary_tables_stay_wide(folder):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models.backbone import Backbone
+from gnomon.models.device import placed
 from gnomon.models.forward import body_of
 from gnomon.models.load import (
     config_of,
@@ -276,7 +277,7 @@ def load_classifier(files: ClassifierFiles, dtype: torch.dtype, device: torch.de
         )
     refuse(Fit.of(loading), files.name)
     check_numbers(network, files.name)
-    return Classifier(files, network.eval().to(device), device)
+    return Classifier(files, placed(network.eval(), device), device)
 
 
 def _empty(config: Any, name: str) -> Any:
@@ -382,7 +383,7 @@ def load_critic(
     if head is not None:
         model = load_model(str(folder), dtype, trust_remote_code=trusts_initial)
         return CausalCritic(model, _read_head(head, _width(model))).eval().to(device)
-    return _from_pretrained(folder, dtype, trusts_initial).to(device)
+    return placed(_from_pretrained(folder, dtype, trusts_initial), device)
 
 
 def head_for(policy: nn.Module, model: str | None = None) -> ValueHead:

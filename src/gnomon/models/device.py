@@ -5,7 +5,7 @@ import ctypes
 import os
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnomon.core.errors import ConfigError
 from gnomon.models.packed_attention import kernel_for
@@ -54,6 +54,21 @@ def describe_device(device: torch.device) -> str:
         f"{device} ({found.name}, {found.total_memory / _GIB:.0f} GiB, CUDA {torch.version.cuda}, "
         f"shared prompts: {kernel_for(device)} attention, float32 products: {torch.get_float32_matmul_precision()})"
     )
+
+
+def placed(model: nn.Module, device: torch.device | str) -> nn.Module:
+    """Return a loaded model on ``device``, with every weight in memory of its own.
+
+    transformers maps a file's weights into memory where they are asked for in the file's precision. What another
+    program then writes into the file changes the model without a word, a file cut short ends the process, and pages
+    that were read once count as its memory.
+    """
+    moved = model.to(device)
+    # A move to another device has copied them.
+    if torch.device(device).type == "cpu":
+        for tensor in (*moved.parameters(), *moved.buffers()):
+            tensor.data = tensor.data.clone()
+    return moved
 
 
 def memory_of(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
 from gnomon.models.auto_class import auto_class, check_architecture, empty_model, made_by
+from gnomon.models.device import placed
 from gnomon.models.folder import belongings_of, check_json, moved, savable
 from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config
 from gnomon.models.place import BUILT_IN, check_hub, check_place, default_folder, is_prepared
@@ -146,7 +147,7 @@ def load_model(
         model = adapt(model, lora, _base(name))
         model = model if lora.quantized is None else quantize(model, lora.quantized, device)
     # Move last: adapters are drawn on the CPU, so that a seed gives the same weights on every device.
-    return model.to(device)
+    return placed(model, device)
 
 
 def _base(name: str) -> str:
