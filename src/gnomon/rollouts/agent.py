@@ -125,7 +125,7 @@ class PolicyTemplates:
             told = None if is_told or not request.tools else describe_tools(request.tools)
             self._renderers[schemas] = ChatRenderer(self.tokenizer, None, tuple(request.tools) if is_told else (), told)
         return self._renderers[schemas](
-            self._messages(request.messages), Further("the call", switches=self.turns.switches)
+            self._messages(request.messages), Further("the call", switches=self.turns.switches or {})
         )
 
     def reply(self, messages: Sequence[ChatMessage], is_ended: bool) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ What a policy sampled stays as it was sampled; replies are encoded so that no te
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -30,12 +30,13 @@ class TurnTokenizer:
     Attributes:
         has_tool_role: Whether the template shows messages of the role "tool"; they are the user's otherwise. Without a
             template a reply is its text on a line of its own.
-        switches: The row's own variables of the chat template.
+        switches: The row's own variables of the chat template. No empty mapping, since a run holds this object, and its
+            audit counts whatever can change.
     """
 
     tokenizer: ChatTokenizer
     has_tool_role: bool = True
-    switches: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, Any] | None = None
 
     @classmethod
     def over(cls, tokenizer: ChatTokenizer) -> "TurnTokenizer":
