@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -19,6 +20,7 @@ import pytest
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.tasks.readers import _hub_or_cache, read_rows
 from gnomon.tasks.tables import TableTask
+from gnomon.training.objects import write_rows
 
 
 def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path):
@@ -308,6 +310,67 @@ def test_parts_of_a_table_have_the_same_classes(tmp_path: Path):
 
     with pytest.raises(DatasetError, match=r"b.parquet: the column 'label' is of the classes .*yes.* in a.parquet"):
         TableTask(str(tmp_path)).questions()
+
+
+CLASSES = datasets.ClassLabel(names=["no", "yes"])
+FULL = datasets.Dataset.from_list(
+    [{"prompt": "a", "label": 1, "tags": [0], "meta": {"kind": 0}},
+     {"prompt": "b", "label": 0, "tags": [], "meta": None}],
+    features=datasets.Features({"prompt": datasets.Value("string"), "label": CLASSES,
+                                "tags": datasets.List(CLASSES), "meta": {"kind": CLASSES}}),
+)  # fmt: skip
+PLAIN = FULL.select_columns(["prompt", "label"])
+STREAM, NARROW = FULL.to_iterable_dataset(), PLAIN.to_iterable_dataset()
+INTEGER = datasets.Value("int64")
+
+
+@pytest.fixture
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def same(row: Any) -> Any:
+    return row
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+@pytest.mark.parametrize(
+    "rows",
+    [
+        STREAM.map(same),
+        STREAM.map(same).map(same).filter(lambda _: True).shuffle(seed=1).take(1),
+        NARROW.map(same, features=PLAIN.features).map(same),
+        NARROW.map(lambda row: {"label": np.int64(row["label"])}),
+        NARROW.map(lambda row: {"label": None if row["prompt"] == "a" else row["label"]}),
+        STREAM.select_columns(["prompt", "tags"]).map(same),
+        STREAM.select_columns(["prompt", "meta"]).map(same),
+        datasets.concatenate_datasets([NARROW.map(same), NARROW.map(same)]),
+        datasets.interleave_datasets([NARROW.map(same), NARROW.map(same)]),
+        FULL.with_transform(same),
+        FULL.with_transform(lambda rows: {"label": rows["label"]}),
+    ],
+)
+def test_numbers_of_classes_whose_names_a_function_lost_are_refused(rows: Any):
+    """`Dataset.map` keeps the classes of columns that stay numbers; where none are kept 1 would be the answer."""
+    with pytest.raises(ConfigError, match=r"row \d, column '(label|tags|meta)': .* class.* features=.*remove_columns"):
+        write_rows(rows)
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+@pytest.mark.parametrize(
+    ("rows", "answers"),
+    [
+        (NARROW.map(lambda row: {"label": CLASSES.int2str(row["label"])}), ["yes", "no"]),
+        (NARROW.map(same, features=PLAIN.features), ["yes", "no"]),
+        (NARROW.cast_column("label", INTEGER).map(same), ["1", "0"]),
+        (PLAIN.cast_column("label", INTEGER).with_transform(same), ["1", "0"]),
+        (NARROW.map(lambda row: {"answer": f"n{row['label']}"}, remove_columns=["label"]), ["n1", "n0"]),
+        (datasets.IterableDataset.from_generator(lambda: iter([{"prompt": "a", "label": 1}])).map(same), ["1"]),
+    ],
+)
+def test_rows_of_a_function_are_taken_where_no_name_is_lost(rows: Any, answers: list[str]):
+    """Names, types that are given, and numbers that never had a name are answers as they are."""
+    assert [q.columns["answer"] for q in TableTask(write_rows(rows)).questions().questions] == answers
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path):

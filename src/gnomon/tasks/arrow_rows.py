@@ -114,14 +114,39 @@ def parquet_of(rows: Any, most: int) -> tuple[int, bytes] | None:
     return len(rows), file.getvalue().to_pybytes()
 
 
+def first_unnamed(rows: Any, lines: Sequence[str]) -> tuple[int, str, Any] | None:
+    """Return row, column and value of the first number of a class whose name was lost on the way to JSON.
+
+    What a function makes of each row (``map`` of a stream without ``features``, ``with_transform``) has no types, but
+    the rows before it may have had classes. ``Dataset.map`` keeps those of columns that stay numbers.
+    """
+    if type(rows).__module__.partition(".")[0] != "datasets":
+        return None
+    coded = _classes_before(getattr(rows, "_ex_iterable", rows))
+    for number, line in enumerate(lines if coded else (), 1):
+        row = json.loads(line)
+        for column in coded.keys() & row.keys():
+            if _named(row[column], coded[column]) != row[column]:
+                return number, column, row[column]
+    return None
+
+
+def _classes_before(source: Any) -> dict[str, Any]:
+    """Return the features of columns of classes where types were last known, going back through a stream's steps."""
+    if source is None or source.features is not None:
+        return classes_of(getattr(getattr(source, "features", None), "arrow_schema", None))
+    before = getattr(source, "ex_iterables", None) or [getattr(source, "ex_iterable", None)]
+    return {name: feature for each in before for name, feature in _classes_before(each).items()}
+
+
 def _named(value: Any, feature: Any) -> Any:
     """Return a value with the names of classes in place of their numbers; a number without a name (-1) is null."""
     if isinstance(feature, list):  # a list as older versions of `datasets` write it
         feature = {"feature": feature[0], "_type": "List"}
     kind = feature.get("_type") if isinstance(feature, Mapping) else None
-    if kind == "ClassLabel":
+    if kind == "ClassLabel" and type(value) is int:
         names = feature["names"]
-        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+        return names[value] if 0 <= value < len(names) else None
     if isinstance(value, list) and isinstance(kind, str):
         return [_named(each, feature.get("feature")) for each in value]
     if isinstance(value, dict) and isinstance(feature, Mapping):

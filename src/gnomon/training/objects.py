@@ -60,10 +60,10 @@ def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
         The path of the file.
 
     Raises:
-        ConfigError: There are no rows, a row is no mapping, or a value has no JSON form; the message names row and
-            column.
+        ConfigError: There are no rows, a row is no mapping, or a value has no JSON form or is the number of a class
+            whose name was lost; the message names row and column.
     """
-    from gnomon.tasks.arrow_rows import parquet_of
+    from gnomon.tasks.arrow_rows import first_unnamed, parquet_of
 
     # JSONL has no place for the names of classes.
     table = parquet_of(rows, _MOST_ROWS + 1)
@@ -74,6 +74,14 @@ def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
         # A generator may never end.
         known = rows if hasattr(rows, "__len__") else itertools.islice(rows, _MOST_ROWS + 1)
         lines = [_line(row, f"{name}: row {number}") for number, row in enumerate(known, 1)]
+        if (lost := first_unnamed(rows, lines)) is not None:
+            row, column, value = lost
+            numbers = f"for numbers .cast_column({column!r}, datasets.Value('int64')) before it, "
+            raise ConfigError(
+                f"{name}: row {row}, column {column!r}: {shortened(ascii(value))} is the number of a class, whose name "
+                "map() of a stream or with_transform() lost; for names give map(..., features=...), "
+                f"{numbers if type(value) is int else ''}or leave the column out: .remove_columns({column!r})"
+            )
         # Half a surrogate pair is written as JSON writes it.
         count, content, form = len(lines), "".join(lines).encode("utf-8", "backslashreplace"), "jsonl"
     if not hasattr(rows, "__len__") and count > _MOST_ROWS:
