@@ -10,7 +10,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.types import Grade, Rollout
 from gnomon.rewards.answers import answer_in
 from gnomon.rewards.base import Sample
-from gnomon.rewards.exact import Boxed, Exact, Numeric, Parsable
+from gnomon.rewards.exact import Boxed, Exact, Format, Numeric, Parsable
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.grading import Grading, WeightedReward, from_json, to_json
 from gnomon.rewards.math import Mathematics
@@ -101,6 +101,58 @@ def test_in_toml_it_is_called_extract() -> None:
     assert made[1].verifier.extract == "boxed"
     with pytest.raises(ConfigError, match="answer_line"):
         from_table({**table, "rewards": [{"kind": "numeric", "extract": "somewhere"}]})
+
+
+ALL = ["after_thinking", "answer_line", "last_box"]
+TAGS = r"(?s)^<think>.*</think>\s*<answer>.*</answer>$"
+
+
+@pytest.mark.parametrize(
+    ("table", "withins"),
+    [
+        ({"kind": "code"}, ["answer_line", "last_box"]),
+        ({"kind": "instructions"}, ["answer_line", "last_box"]),
+        ({"kind": "environment"}, ALL),
+        ({"kind": "parsable", "extract": "tags"}, ["last_box"]),
+        ({"kind": "reasoning"}, ["last_box"]),
+        ({"kind": "format", "pattern": TAGS}, ALL),
+        (
+            {"kind": "format", "pattern": r"^<think>[\s\S]*?</think>[\s\S]+$"},
+            ["after_thinking", "answer_line", "last_box"],
+        ),
+        ({"kind": "format", "pattern": r"\[THINK\].*\[/THINK\].+"}, ["after_thinking", "answer_line", "last_box"]),
+        ({"kind": "format", "pattern": r"\\boxed\{.*\}", "match": "partial"}, ["last_box"]),
+        ({"kind": "format", "pattern": r"<answer>\d+</answer>"}, ["last_box"]),
+    ],
+    ids=str,
+)
+def test_a_part_that_can_earn_nothing_is_refused(table: dict[str, Any], withins: list[str]) -> None:
+    """No program stands in a box and no thought behind the thought; each kind's other parts are taken."""
+    for within in ("anywhere", "after_thinking", "answer_line", "last_box"):
+        whole = {"model": "tiny", "task": "arithmetic", "algorithm": "grpo", "rewards": [{**table, "within": within}]}
+        if within in withins:
+            with pytest.raises(ConfigError, match=rf"reward '{table['kind']}'.*{within}.*(write extract|leave )"):
+                from_table(whole)
+        else:
+            assert from_table(whole).experiment.rewards[0].within == within
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(<think>.*</think>)?.*34",
+        r"(?!.*<think>).*",
+        r"<think>.*|\d+",
+        r"[^<think>]+",
+        r"(?:\[THINK\].*){0,1}34",
+        r"\d+",
+    ],
+)
+def test_a_pattern_that_may_do_without_a_thought_is_taken(pattern: str) -> None:
+    """What is optional, forbidden, another way, or a set of characters is no part that must be there."""
+    reward = WeightedReward(Format(pattern, match="partial"), within="after_thinking")
+
+    assert reward.judge(Sample("?", "<think>7</think>34")) == 1.0
 
 
 def test_thoughts_are_counted_apart() -> None:

@@ -11,6 +11,7 @@ from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
 from gnomon.core.sections import SamplingConfig
 from gnomon.engines.stop_strings import until_stop
+from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Boxed, Exact, Format, Numeric
 from gnomon.rewards.grading import AnyVerifier, Grading, WeightedReward
@@ -25,13 +26,14 @@ def as_bytes(question: object) -> tuple[int, ...]:
     return tuple(str(question).encode())
 
 
-def checked(folder: Path, answers: list[Any], verifier: AnyVerifier, **stop: Any) -> str:
+def checked(folder: Path, answers: list[Any], verifier: AnyVerifier, within: Where = "anywhere", **stop: Any) -> str:
     path = folder / "made.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": f"Question {n}?", "answer": a}) + "\n" for n, a in enumerate(answers))
     )
     task = TableTask(str(path), answer_column="answer", require_answer=False)
-    sets, grading = [TokenizedDataset(task.questions(), as_bytes)], Grading((WeightedReward(verifier),))
+    sets = [TokenizedDataset(task.questions(), as_bytes)]
+    grading = Grading((WeightedReward(verifier, within=within),))
     return check_answers(sets, grading, Limits(), partial(until_stop, sampling=SamplingConfig(**stop)))
 
 
@@ -47,6 +49,28 @@ def test_an_answer_that_is_read_whole_passes(tmp_path: Path, answer: object, ver
         pytest.importorskip("math_verify")
 
     assert checked(tmp_path, [answer], verifier) == ""
+
+
+@pytest.mark.parametrize("within", ["after_thinking", "answer_line", "last_box"])
+@pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Mathematics(), Exact()], ids=lambda v: v.kind)
+def test_an_answer_is_tried_where_it_is_looked_for(tmp_path: Path, verifier: AnyVerifier, within: Where):
+    """On its line, in its box: whatever is read whole anywhere is read whole there, and math-verify too."""
+    solution = [] if verifier.kind == "exact" else ["so 24 + 48 = 72\n#### 72", "We get \\boxed{7}."]
+    algebra = ["x+1", "\\frac{1}{\\sqrt2}"] if verifier.kind in ("boxed", "mathematics") else []
+
+    assert checked(tmp_path, ["72", "-\\frac34", "\\$32,\\!348", "50\\%", *solution, *algebra], verifier, within) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "within"),
+    [("a } b", "last_box"), ("\\boxed{5}", "last_box"), ("two\nlines", "answer_line"), ("5*", "answer_line"),
+     ("_x_", "answer_line"), ("a</think>b", "after_thinking"), ("<think>a", "after_thinking"), ("a{", "last_box")],
+)  # fmt: skip
+def test_an_answer_that_cannot_stand_where_it_is_looked_for_is_named(tmp_path: Path, answer: str, within: Where):
+    """The row and the setting: no completion could earn anything there."""
+    assert checked(tmp_path, ["Paris", answer], Exact()) == ""
+    with pytest.raises(DatasetError, match=rf'row 2: .*earns 0 .* where extract = "{within}" looks for it'):
+        checked(tmp_path, ["Paris", answer], Exact(), within)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,7 @@ from gnomon.core.processes.exceptions import exception_text, shorten
 from gnomon.core.processes.seeding import seed_all
 from gnomon.core.tables import build, to_table
 from gnomon.core.types import OVERLONG
-from gnomon.rewards.answers import Where, answer_in, last_boxed
+from gnomon.rewards.answers import Where, answer_in, final_answer, last_boxed
 from gnomon.rewards.base import (
     LARGEST,
     EnvironmentReward,
@@ -48,6 +49,10 @@ AnyVerifier = (
     | UserFunction
 )
 NOTHING = "no reward applies to this sample"
+# What a pattern asks for and no part of an answer holds, and what makes of such a pattern one that may do without it.
+_THOUGHT = re.compile(r"</?think(?:ing)?>|</?thought>|\\\[/?THINK\\?\]")
+_MARKED = re.compile(rf"{_THOUGHT.pattern}|</?answer>|\\\\boxed|\\\\fbox")
+_OPTIONAL = re.compile(r"\||\(\?<?!|(?:[)>]|\\\])[?*{]|\[[^]]*</?(?:think|thought|answer)")
 LONGEST_ANSWER = 200
 """Characters of an answer that are kept; a longer one is told apart by a digest."""
 
@@ -75,6 +80,29 @@ class WeightedReward:
     within: Where = "anywhere"
     must_end: bool = False
 
+    def __post_init__(self) -> None:
+        if (why := self._never_pays()) is not None:
+            key = "within" if hasattr(self.verifier, "extract") else "extract"
+            kind = f"reward '{self.part}' (kind = \"{self.verifier.kind}\")"
+            raise ConfigError(f'{kind}: {key} = "{self.within}" {why}')
+
+    def _never_pays(self) -> str | None:
+        """Return why no answer can earn anything, and what to type; None where one can."""
+        verifier, within = self.verifier, self.within
+        if within == "anywhere":
+            return None
+        if isinstance(verifier, EnvironmentReward):
+            return "looks for a part of an answer, and this reward is what the environment gave: leave it out"
+        if isinstance(verifier, Code | Instructions) and within != "after_thinking":
+            what = "no program stands" if isinstance(verifier, Code) else "instructions are not about what stands"
+            return f'takes a piece of the answer, and {what} there; write extract = "after_thinking"'
+        if getattr(verifier, "extract", None) == "tags" and within == "last_box":
+            return 'takes the content of a box, in which no <answer> stands; write extract = "boxed" alone'
+        if not isinstance(verifier, Format) or _OPTIONAL.search(verifier.pattern):
+            return None
+        asked = (_MARKED if within == "last_box" else _THOUGHT).search(verifier.pattern)
+        return None if asked is None else f"takes away {asked[0]}, which the pattern asks for; leave extract out"
+
     @property
     def part(self) -> str:
         """What the part is called."""
@@ -93,6 +121,21 @@ class WeightedReward:
         takes_box = isinstance(self.verifier, Boxed | Mathematics) or getattr(self.verifier, "extract", None) == "boxed"
         is_bare = takes_box and self.within in ("answer_line", "last_box")
         return replace(sample, completion=f"\\boxed{{{found}}}" if is_bare and last_boxed(found) is None else found)
+
+    def placed(self, said: str, value: str) -> str:
+        """Return a completion in which an answer stands where it is looked for.
+
+        Args:
+            said: The answer in the verifier's own form.
+            value: The answer as the row has it.
+        """
+        if self.within in ("anywhere", "after_thinking"):
+            return said
+        marked = None if isinstance(self.verifier, Exact) else final_answer(value)
+        bare = value if marked is None else marked
+        # TeX and numbers take a line end as a space; a text is what it is.
+        bare = bare if isinstance(self.verifier, Exact) else " ".join(bare.split())
+        return f"Answer: {bare}" if self.within == "answer_line" else f"\\boxed{{{bare}}}"
 
     def judge(self, sample: Sample) -> float:
         """Return the part before weighting: 0 where the answer has no part that is judged."""

@@ -97,16 +97,20 @@ def _sorted(
                 said = reward.verifier.stated(sample)
                 if said is None:
                     continue
+                said = reward.placed(said, value)
                 sample = replace(sample, completion=cut(said))
-                if reward.verifier.is_heavy(sample):
+                seen = reward.seen(sample)
+                if seen is not None and reward.verifier.is_heavy(seen):
                     heavy.append((asked, sample))
                     continue
-                earned, why = reward.verifier(sample), "earns {:g} when it is given as the answer"
+                earned, why = _earned(reward, seen), f"earns {{:g}} when it is given as the answer{_where(reward)}"
                 # The form of the answer may have ended at a stop string. The bare
                 # value, or its last word, shows whether any form of it survives.
                 if earned != 1.0 and sample.completion != said:
-                    short = [replace(sample, completion=cut(text)) for text in (value, *said.split()[-1:])]
-                    earned, why = max(map(reward.verifier, short)), f"{why}: a stop string (sampling.stop) cuts it"
+                    short = [reward.placed(text, text) for text in (value, *said.split()[-1:])]
+                    given = [replace(sample, completion=cut(text)) for text in short]
+                    earned = max(_earned(reward, reward.seen(each)) for each in given)
+                    why = f"{why}: a stop string (sampling.stop) cuts it"
                 judged[key] = None if earned == 1.0 else why.format(earned)
             except VerifierError as error:
                 judged[key] = str(error)
@@ -114,6 +118,14 @@ def _sorted(
         if flaw is not None:
             flaws.append(_Flaw(_row(asked), value, flaw))
     return flaws, heavy
+
+
+def _earned(reward: WeightedReward, seen: Sample | None) -> float:
+    return 0.0 if seen is None else reward.verifier(seen)
+
+
+def _where(reward: WeightedReward) -> str:
+    return "" if reward.within == "anywhere" else f' where extract = "{reward.within}" looks for it'
 
 
 def _asked(tasks: TaskSet) -> Iterator[Question | Task]:
@@ -156,7 +168,7 @@ def _tried(heavy: Sequence[tuple[Question | Task, Sample]], reward: WeightedRewa
         _Flaw(
             _row(asked),
             str(asked.columns.get(getattr(reward.verifier, "column", "answer"))),
-            grade.error or f"earns {grade.reward:g} when it is given as the answer",
+            grade.error or f"earns {grade.reward:g} when it is given as the answer{_where(reward)}",
         )
         for (asked, _), grade in zip(heavy, grades, strict=True)
         if grade.reward != 1.0
