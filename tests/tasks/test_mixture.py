@@ -8,6 +8,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask, WeightedTask, _split
 from gnomon.tasks.mixture import Mixture, schedule
+from gnomon.tasks.question import ListDataset, Question
 from gnomon.tasks.split import HeldOut
 
 SUMS = ArithmeticTask(size=100)
@@ -68,3 +69,40 @@ def test_nothing_is_held_out_of_a_mixture() -> None:
     parts = tuple(WeightedTask(ArithmeticTask(lowest=low, highest=low + 9)) for low in (0, 30))
     trained, kept = _split(MixtureTask(parts, size=20), HeldOut(size=0))
     assert (len(trained), len(kept)) == (20, 0)
+
+
+def made(name: str, *ids: str) -> ListDataset:
+    return ListDataset(name, tuple(Question(each, f"{name} {each}?", f"{name} {each}?") for each in ids))
+
+
+@pytest.mark.parametrize(
+    ("parts", "names"),
+    [
+        ([made("a", "b:1", "2"), made("a:b", "1", "3")], ("a", "a:b")),
+        ([made("a:b", "3", "1"), made("a", "2", "b:1")], ("a:b", "a")),
+        ([made("a", "b:c:1"), made("x", "1"), made("a:b:c", "1")], ("a", "a:b:c")),
+        ([made("a:b", "c:1"), made("a", "x"), made("a:b:c", "1")], ("a:b", "a:b:c")),
+        ([made("a", "1"), made("a", "b:1"), made("a#2:b", "1")], ("a#2", "a#2:b")),
+    ],
+)
+def test_parts_of_one_id_are_refused_by_name(parts: list[ListDataset], names: tuple[str, str]) -> None:
+    """An id begins with its part's name, so "b:1" of a part "a" is "1" of a part "a:b"."""
+    with pytest.raises(ConfigError, match=r"both have the question .*rename the file of one") as caught:
+        Mixture([(1, part) for part in parts], size=sum(map(len, parts)))
+    assert all(f"'{name}'" in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ids"),
+    [
+        ([made("a", "1", "b:2"), made("a:b", "1", "3")], {"a:1", "a:b:2", "a:b:1", "a:b:3"}),
+        ([made("a", "1"), made("a#2", "1"), made("a", "1")], {"a:1", "a#2:1", "a#3:1"}),
+        ([made("a", "1"), made("a", "1"), made("a#2", "1")], {"a:1", "a#2:1", "a#2#2:1"}),
+        ([made("a#2", "1"), made("a", "1"), made("a", "1"), made("a#3", "1")], {"a#2:1", "a:1", "a#3:1", "a#3#2:1"}),
+    ],
+)
+def test_other_names_that_begin_alike_are_one_mixture(parts: list[ListDataset], ids: set[str]) -> None:
+    """Names may begin alike where no id meets, and a part that is called as another's second is told apart too."""
+    mixture = Mixture([(1, part) for part in parts], size=sum(map(len, parts)))
+
+    assert {mixture[index].id for index in range(len(mixture))} == ids

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from random import Random
 
 from gnomon.core.errors import ConfigError
@@ -36,7 +37,7 @@ class Mixture:
     are told apart by #2, #3, so ids stay unique.
 
     Raises:
-        ConfigError: A part holds fewer questions than its share, or has no share at all.
+        ConfigError: A part holds fewer questions than its share, or has no share at all, or two parts have one id.
     """
 
     def __init__(self, parts: Sequence[tuple[float, QuestionSet]], size: int, seed: int = 0) -> None:
@@ -52,11 +53,27 @@ class Mixture:
             Random(f"mixture/{seed}/{label}").shuffle(order)
             orders.append(iter(order))
         self._where = [(part, next(orders[part])) for part in places]
+        self._refuse_equal_ids()
 
     @property
     def parts(self) -> tuple[QuestionSet, ...]:
         """The sets that it is of; a part may be a view of one."""
         return tuple(self._parts)
+
+    def _refuse_equal_ids(self) -> None:
+        # Only where one label begins another can ids meet: "b:1" of a part "a" and "1" of a part "a:b".
+        labels = list(enumerate(self._labels))
+        meeting = {part for n, one in labels for m, two in labels if two.startswith(f"{one}:") for part in (n, m)}
+        found: dict[str, int] = {}
+        for index, (part, _) in enumerate(self._where):
+            other = found.setdefault(self[index].id, part) if part in meeting else part
+            if other != part:
+                names = self._labels[other], self._labels[part]
+                raise ConfigError(
+                    f"mixture: the parts '{names[0]}' and '{names[1]}' both have the question {self[index].id!r}, for "
+                    "the name of one begins that of the other; rename the file of one of them, such as "
+                    f"{max(names, key=len).replace(':', '-')}"
+                )
 
     def __len__(self) -> int:
         return len(self._where)
@@ -89,9 +106,9 @@ def labels_of(names: Sequence[str]) -> list[str]:
     >>> labels_of(["a", "b", "a", "a"])
     ['a', 'b', 'a#2', 'a#3']
     """
-    seen: Counter[str] = Counter()
-    labels = []
+    labels: list[str] = []
     for name in names:
-        seen[name] += 1
-        labels.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        others = (f"{name}#{number}" for number in range(2, len(names) + 2))
+        # A part may itself be called "a#2".
+        labels.append(next(label for label in chain([name], others) if label not in labels))
     return labels
