@@ -22,8 +22,7 @@ from gnomon.core.types import Grade, Group, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.load import load_model, load_tokenizer
 from gnomon.rewards.base import Sample
 from gnomon.rewards.exact import Numeric

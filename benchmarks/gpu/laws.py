@@ -17,8 +17,7 @@ from gnomon.algorithms import GRPO
 from gnomon.core.types import Batch, State
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.cuda_graph_decoder import Recorded, StaticDecoder, fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, Decoder, RecomputeDecoder
 from gnomon.models.device import finish

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.adapter_config import LoraConfig
+from gnomon.models.lora import adapt
 
 
 @dataclass(frozen=True)

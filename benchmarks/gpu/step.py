@@ -15,9 +15,9 @@ from gnomon.core.types import Batch, Completion, Grade, Group, Rollout, Task
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import sample_key
+from gnomon.learner.forward import default_budget
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig, default_budget
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.device import finish
 from gnomon.rollouts.collate import collate
 

@@ -20,7 +20,8 @@ from gnomon.config.experiment import Experiment
 from gnomon.core.sections import ClusterConfig
 from gnomon.core.types import Snapshot
 from gnomon.learner.serialization import packed, unpacked
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, parts, snapshot_of, trainable
+from gnomon.models.adapter_config import LoraConfig
+from gnomon.models.lora import adapt, merged_tensors, parts, snapshot_of, trainable
 from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.training.build_workers import engine_there, load_network, one_engine
 from gnomon.training.resolve import Resolved

@@ -211,6 +211,12 @@ def test_light_modules_load_nothing_heavy(module: str):
     assert modules_after(f"import {module}") & HEAVY == set()
 
 
+@pytest.mark.parametrize("module", ["gnomon.algorithms", "gnomon.config.experiment", "gnomon.config.reference"])
+def test_what_a_person_writes_is_made_without_torch(module: str):
+    """Experiments, algorithms and their pieces: `gnomon.core.optional` has PyTorch for them when they compute."""
+    assert modules_after(f"import {module}") & {"torch", "transformers", "peft"} == set()
+
+
 def test_help_loads_nothing_heavy():
     """`gnomon --help` answers at once, because it loads no torch, no pydantic and no rich."""
     code = "from gnomon.cli.main import main\nassert main(['--help']) == 0"

@@ -19,7 +19,8 @@ from gnomon.core.errors import ConfigError, GradingError
 from gnomon.core.processes.client import Limits
 from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, parts
+from gnomon.models.adapter_config import LoraConfig
+from gnomon.models.lora import adapt, merged_tensors, parts
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
 from gnomon.rewards.base import Sample

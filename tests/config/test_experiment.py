@@ -24,9 +24,8 @@ from gnomon.config.reading import built_in, parse_override, read
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.core.sections import EngineConfig, EvalSampling, GrammarConfig
 from gnomon.core.tables import members
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
-from gnomon.models.lora import LoraConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.tasks.benchmarks import BenchmarkTask
 from gnomon.tasks.build import MixtureTask
 from gnomon.tasks.published import PublishedTask

@@ -411,6 +411,81 @@ def test_no_setting_takes_more_than_any_clock_or_memory_has():
     assert passed == ["learner.optimizer.max_gradient_norm"]
 
 
+SWEEP = """
+import json, sys
+from gnomon.config.experiment import load, to_toml
+from gnomon.config.name_checks import known_names
+from gnomon.config.reading import check_names
+from gnomon.config.reference import settings
+from gnomon.core.errors import UserError
+
+tried, late, unforeseen, seen = 0, {}, [], set()
+keys = [(s.key, [f"{s.key.rpartition('.')[0]}.kind={s.kind}"] * bool(s.kind)) for s in settings()]
+places = known_names()["pieces"].items()
+keys += [(f"algorithm.{place}.{name}".replace("..", "."), []) for place, fields in places for name in fields]
+for key, of_kind in keys:
+    for value in ("foo", "''", "-1", "nan", "1e300", "[3]", "{a=1}", "{}", "true"):
+        given = [*of_kind, f"{key}={value}"]
+        given = [each.replace(".N", ".0").replace("regularizers.", "regularizers.0.") for each in given]
+        if str(given) in seen:
+            continue
+        seen.add(str(given))
+        tried += 1
+        try:
+            said = ""
+            check_names("tiny", given, (), "", False)
+            said = "late"
+            to_toml(load("tiny", given).experiment)
+        except UserError as error:
+            late |= {str(given): str(error)} if said else {}
+        except Exception as error:
+            unforeseen.append(f"{given}: {error!r}")
+print(json.dumps([tried, late, unforeseen, sorted({"torch", "transformers"} & set(sys.modules))]))
+"""
+
+
+def test_no_wrong_value_loads_torch():
+    """Nine wrong values of every setting and of every field of a piece, over 5,000: the experiment is made without.
+
+    What the check of names leaves to it (a field that the preset's piece lacks, what pieces cannot be together) is
+    refused in words, and nothing is a traceback.
+    """
+    done = subprocess.run([sys.executable, "-c", SWEEP], capture_output=True, text=True, check=True)
+    tried, late, unforeseen, imported = json.loads(done.stdout)
+
+    assert tried > 5000
+    assert len(late) > 300
+    assert any("unknown key" in said for said in late.values())
+    assert any("the critic has no reader" in said for said in late.values())
+    assert unforeseen == []
+    assert imported == []
+
+
+MADE = [
+    (["train", "tiny", "algorithm.surrogate.of.trust=3"], "algorithm.surrogate: unknown key 'of'"),
+    (["plan", "tiny", "algorithm.critic.clip=3"], "the critic has no reader"),
+    (["plan", "tiny", "--hardware", "h100", "algorithm.critic.clip=3"], "the critic has no reader"),
+    (["train", "tiny", "rewards.0.kind=model", "rewards.0.mean=3"], "rewards[0].verifier: missing model"),
+    (["train", "tiny", "rewards.0.kind=format", "rewards.0.pattern=[]"], "Format.pattern is no regular expression"),
+    (["sft", "tiny", "algorithm.advantage=Gae"], "algorithm 'sft'"),
+    (["reward-model", "tiny", "algorithm.advantage=Gae"], "algorithm 'reward-model'"),
+    (["continue", "own/run", "algorithm.critic.clip=3"], "the critic has no reader"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), MADE, ids=lambda each: " ".join(each) if isinstance(each, list) else "")
+def test_a_wrong_composition_is_refused_without_torch(arguments: list[str], said: str, tmp_path: Path):
+    """What is known when the experiment is made, and not by names alone: by every verb that begins or plans a run."""
+    (tmp_path / "own" / "run").mkdir(parents=True)
+    (tmp_path / "own" / "run" / "experiment.toml").write_text(to_toml(load("tiny").experiment))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+
+    assert said in done.stderr
+    assert done.stdout.split() in (["2"], ["2", "numpy"])
+
+
 @pytest.mark.parametrize("key", ["algorithm=sft", "rollouts_per_step=8", "learner.optimizer.learning_rate=1e-3"])
 def test_the_names_of_a_written_experiment_pass(key: str):
     """What a run writes down is read again, whatever its algorithm."""

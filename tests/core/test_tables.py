@@ -21,8 +21,8 @@ from gnomon.core.sections import (
     SamplingConfig,
 )
 from gnomon.core.tables import build, packaged_toml, parse_toml, set_path, to_table
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.models.lora import LoraConfig
+from gnomon.learner.sections import OptimizerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.rewards.sandbox.base import SandboxLimits
 from gnomon.tasks.arithmetic import ArithmeticTask
 from gnomon.tasks.build import MixtureTask

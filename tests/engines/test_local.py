@@ -9,7 +9,8 @@ from gnomon.core.types import Snapshot
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import sample_key
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors
+from gnomon.models.adapter_config import LoraConfig
+from gnomon.models.lora import adapt, merged_tensors
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import fingerprints
 

@@ -13,8 +13,7 @@ from gnomon.core.errors import LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.testing import make_batch
 

@@ -17,9 +17,8 @@ from gnomon.config.experiment import load
 from gnomon.core.errors import LearnerError, NotFiniteError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.reference import ReferenceModels
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.tiny import tiny_model
 from gnomon.records.batches import BatchLog, read_batch

@@ -16,8 +16,7 @@ from gnomon.algorithms import Algorithm
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.critic import CausalCritic, ValueHead
 from gnomon.models.head import chosen_logprobs
 from gnomon.models.logprobs import TokenScorer

@@ -10,8 +10,7 @@ from torch import nn
 from gnomon.algorithms import Algorithm
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 # Programs of their own, which `test_device.py` runs.

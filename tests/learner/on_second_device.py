@@ -23,10 +23,11 @@ from gnomon.engines.local import LocalEngine
 from gnomon.engines.rng import sample_key
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.critic import CausalCritic, head_for
 from gnomon.models.cuda_graph_decoder import StaticDecoder
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, SameLengthDecoder
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 from gnomon.models.tiny import tiny_model
 
 PLAN = LearnerConfig(optimizer=replace(REVEALING, learning_rate=0.1), max_tokens_per_micro_batch=60)

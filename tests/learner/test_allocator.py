@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnomon.core.errors import LearnerError
 from gnomon.learner.allocator import HALVINGS, bound_prepared_products, retry_on_oom
 from gnomon.learner.forward import ForwardRunner
-from gnomon.learner.optimizer import Optimizer, OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.tiny import tiny_model
 
 

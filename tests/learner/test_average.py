@@ -15,10 +15,10 @@ from gnomon.core.errors import CheckpointError
 from gnomon.core.types import State
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import MovingAverage
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 
 GOLDEN = vectors()["ewma_proximal"]
 AVERAGED = replace(GRPO, name="grpo-ewma", proximal=EmaProximal(0.5), updates=Updates(minibatches=2))

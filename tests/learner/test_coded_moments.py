@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.learner.optimizer import CodedMoment, Optimizer, OptimizerConfig
+from gnomon.learner.optimizer import CodedMoment, Optimizer
+from gnomon.learner.sections import OptimizerConfig
 
 
 def test_levels_are_powers_of_an_eighth_of_a_halving():

@@ -13,10 +13,10 @@ from gnomon.algorithms import GRPO, P3O, PPO, CriticConfig, EmaProximal, Pretrai
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.critic import CausalCritic, ValueScorer, head_for, load_critic
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 
 # One minibatch, the policy's learning rate, no clip: the gradient can be told from the new weights (`REVEALING`).
 PLAIN = CriticConfig(learning_rate_ratio=1.0)

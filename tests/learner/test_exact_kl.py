@@ -23,9 +23,8 @@ from gnomon.core.types import Batch, TopLogprobs
 from gnomon.engines.base import Sampling
 from gnomon.engines.local import LocalEngine
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.reference import ReferenceModels
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.head import scored
 from gnomon.models.logprobs import TokenScorer
 from gnomon.models.reference import response_logprobs

@@ -19,10 +19,10 @@ from gnomon.core.errors import CheckpointError, ConfigError, LearnerError
 from gnomon.core.metrics import Metrics
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.logprobs import TokenScorer
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 
 WITH_ENTROPY = replace(GRPO, name="grpo-entropy", regularizers=(Entropy(0.1),))
 WITH_REFERENCE = replace(GRPO, name="grpo-kl", regularizers=(Kl("reference", 0.1),))

@@ -16,8 +16,7 @@ from gnomon.core.metrics import EffectiveSize, Metrics
 from gnomon.core.types import State
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.loss import LaggedStatistics
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.logprobs import TokenScorer
 
 

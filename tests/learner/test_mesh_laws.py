@@ -19,8 +19,8 @@ from gnomon.algorithms import GRPO, P3O, PPO, Algorithm, CriticConfig, EmaProxim
 from gnomon.core.errors import LearnerError
 from gnomon.core.types import Batch, State
 from gnomon.learner.distributed import DistributedLearner
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.hf_names import HfNames
-from gnomon.models.lora import LoraConfig
 from gnomon.models.tiny import BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -6,7 +6,8 @@ from torch import nn
 
 from gnomon.core.errors import CheckpointError, ConfigError, LearnerError, NotFiniteError
 from gnomon.core.types import Loan, State
-from gnomon.learner.optimizer import Optimizer, OptimizerConfig
+from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.sections import OptimizerConfig
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:

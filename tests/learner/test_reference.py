@@ -12,9 +12,8 @@ from gnomon.algorithms import GRPO, OPD, SDFT, Distillation, EmaProximal, Refere
 from gnomon.core.errors import CheckpointError
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
 from gnomon.learner.reference import ReferenceModels
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.learner.spec import LearnerSpec
 from gnomon.models.logprobs import TokenScorer
 

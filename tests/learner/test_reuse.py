@@ -13,8 +13,7 @@ from gnomon.algorithms.composition import minibatch_rows
 from gnomon.algorithms.sections import Updates
 from gnomon.core.types import Batch
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.prefix import common_beginning
 
 ROOMY = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3), max_tokens_per_micro_batch=1000)

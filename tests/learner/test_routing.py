@@ -12,8 +12,7 @@ from gnomon.algorithms import GRPO, Kl
 from gnomon.core.types import Batch
 from gnomon.learner.forward import trim
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 ARCHITECTURES = ("qwen3_moe", "olmoe")

@@ -15,8 +15,7 @@ from gnomon.core.types import Batch
 from gnomon.learner.base import SavableLearner
 from gnomon.learner.distributed import DistributedLearner
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.learner.spec import LearnerSpec
 from gnomon.learner.worker_group import LocalWorkerGroup, WorkerGroup
 from gnomon.training.critic_updates import CriticTraining, NoCritic

@@ -7,10 +7,11 @@ import torch
 import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.checkpoint_check import check_written, try_checkpoint
 from gnomon.models.folder import belongings_of, savable
 from gnomon.models.load import load_model, load_tokenizer, write_model
-from gnomon.models.lora import LoraConfig, merged_tensors
+from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny
 
 

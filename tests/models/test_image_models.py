@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 import gnomon
 from gnomon.core.errors import ModelError
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.load import check_model, load_model
-from gnomon.models.lora import LoraConfig, trainable
+from gnomon.models.lora import trainable
 from gnomon.models.size import model_size
 from gnomon.models.tiny import save_tiny
 

@@ -8,6 +8,7 @@ import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
 from gnomon.models import default
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.critic import load_classifier, load_critic, read_classifier
 from gnomon.models.load import (
     check_model,
@@ -18,7 +19,7 @@ from gnomon.models.load import (
     read_tokenizer,
     write_model,
 )
-from gnomon.models.lora import LoraConfig, merged_tensors
+from gnomon.models.lora import merged_tensors
 from gnomon.models.tiny import TinyConfig, save_tiny, tiny_model, tiny_tokenizer
 
 

@@ -9,8 +9,9 @@ import torch
 import transformers as hf
 
 from gnomon.core.errors import ConfigError, ModelError
+from gnomon.models.adapter_config import LoraConfig, read_adapter_config
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig, adapt, check_rank, merged_tensors, read_adapter_config, trainable
+from gnomon.models.lora import adapt, check_rank, merged_tensors, trainable
 from gnomon.models.place import LINEAR_LAYERS
 from gnomon.models.tiny import TinyConfig, tiny_model
 

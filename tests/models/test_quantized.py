@@ -10,22 +10,12 @@ import transformers as hf
 from torch import nn
 
 from gnomon.core.errors import ConfigError
+from gnomon.models.adapter_config import KINDS, Kind, LoraConfig
 from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.contexts import recomputing, with_weights, without_adapters
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, trainable
-from gnomon.models.quantized import (
-    BITS,
-    BLOCK,
-    KINDS,
-    NF4,
-    Kind,
-    QuantizedLinear,
-    check_quantizable,
-    layers_of,
-    quantize,
-    stored,
-)
+from gnomon.models.lora import adapt, merged_tensors, trainable
+from gnomon.models.quantized import BITS, BLOCK, NF4, QuantizedLinear, check_quantizable, layers_of, quantize, stored
 from gnomon.models.tiny import TinyConfig, tiny_model, tiny_tokenizer
 
 IDS = torch.tensor([[256, 72, 105, 33, 7, 9, 11]])

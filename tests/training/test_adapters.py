@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError, GnomonError, ModelError
+from gnomon.models.adapter_config import LoraConfig, other_base, read_adapter_config
 from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.load import adapter_tokenizer, load_model, load_tokenizer
-from gnomon.models.lora import LoraConfig, adapt, other_base, read_adapter_config
+from gnomon.models.lora import adapt
 from gnomon.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from gnomon.training.api import export, resume, train_experiment
 from gnomon.training.python_api import evaluate

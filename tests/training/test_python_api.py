@@ -351,6 +351,15 @@ WITHOUT_TORCH = [
     ('evaluate("tiny")', "tiny is no run, so"),
     ('evaluate("runs/gone")', "there is no folder runs/gone"),
     ('evaluate("tini", task="arithmetic")', "unknown model 'tini'"),
+    ('train(model="tiny", dataset=ROWS, algorithm={"preset": "grpo", "critic": {"clip": 3.0}})', "has no reader"),
+    ('train("tiny", **{"algorithm.surrogate.of.trust": 3})', "algorithm.surrogate: unknown key 'of'"),
+    ('train("tiny", rewards={"kind": "model", "mean": 3.0})', "rewards[0].verifier: missing model"),
+    ('sft("tiny", **{"algorithm.advantage": "Gae"})', "algorithm 'sft'"),
+    ('Experiment(model="tiny", task="arithmetic", algorithm="grop")', "did you mean 'grpo'"),
+    ('Experiment(model="tiny", task="arithmetic", algorithm="grpo", steps="many")', "steps = 'many'"),
+    ('Experiment(model="tiny", task="arithmetic", algorithm="grpo", rewards="numerik")', "did you mean 'numeric'"),
+    ('Experiment(model="tiny", task="arithmetic", algorithm="grpo", lora={"rank": -1})', "rank must be at least 1"),
+    ('Experiment(model="tiny", task="arithmetic", algorithm="grpo", engine="vlm")', "engine.kind = 'vlm'"),
 ]
 PROGRAM = """
 import sys

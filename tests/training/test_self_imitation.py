@@ -10,8 +10,7 @@ from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.core.types import Grade, Group, Rollout, Task
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.critic import head_for
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.rollouts.collate import collate

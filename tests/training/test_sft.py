@@ -25,8 +25,7 @@ from gnomon.diagnosis.catalog import SUPERVISED
 from gnomon.diagnosis.doctor import Doctor
 from gnomon.insight.report.rollouts import Reader, scan
 from gnomon.learner.learner import TorchLearner
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.learner.sections import LearnerConfig
+from gnomon.learner.sections import LearnerConfig, OptimizerConfig
 from gnomon.models.tiny import TinyConfig, tiny_model
 from gnomon.records.jsonl import read_rows
 from gnomon.records.reading import RunRecord

@@ -18,8 +18,9 @@ from gnomon.engines.local import LocalEngine
 from gnomon.engines.pool import EnginePool
 from gnomon.learner.learner import TorchLearner
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.cpu.packed_linear import input_axes
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 from gnomon.models.tiny import tiny_model
 from gnomon.models.transfer.fingerprint import Fingerprint, fingerprints
 from gnomon.models.transfer.rounding import rounded

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.advantages import Found, GroupRelative, Groups, Modified, TrackedBaseline, exactly, rounded
 from gnomon.algorithms.protocols import Advantage, Composed, Need, parts_of
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, bounded, unknown
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 __all__ = [

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.protocols import Advantage, Composed, Need
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, GradingError, bounded
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 __all__ = [

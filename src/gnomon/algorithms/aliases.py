@@ -45,7 +45,7 @@ def translate(table: Mapping[str, Any], base: Algorithm) -> tuple[dict[str, Any]
         if key not in ALIASES:
             continue
         for other, rule in ALIASES.items():
-            if rule is ALIASES[key] and rule in _TERMS and table.get(other, value) != value:
+            if rule is ALIASES[key] and rule in _TERMS and other in table and table[other] != value:
                 raise ConfigError(
                     f"'{key}' is given twice under two names: {key} = {value!r}, {other} = {table[other]!r}"
                 )
@@ -209,7 +209,7 @@ def _merge(current: list[Regularizer], new: Regularizer) -> list[Regularizer]:
 def _say(value: Any) -> str:
     if isinstance(value, dict):
         inside = ", ".join(f"{key} = {new!r}" for key, new in value.items())
-        return f"{{{inside}}}" if len(value) > 1 else str(value["piece"])
+        return str(value["piece"]) if [*value] == ["piece"] else f"{{{inside}}}"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.critic import CriticConfig
 from gnomon.algorithms.loss_aggregation import SequenceMean, TokenMean
 from gnomon.algorithms.piece_calls import ask
@@ -48,9 +45,10 @@ from gnomon.algorithms.sections import (
 from gnomon.algorithms.segments import Segments
 from gnomon.core.errors import ConfigError, NotFiniteError
 from gnomon.core.metrics import EffectiveSize, Max, Mean, Metrics
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
-LARGEST_REWARD = float(torch.finfo(torch.float32).max)
+LARGEST_REWARD = (2 - 2**-23) * 2.0**127  # float32's largest number
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratios import average, fraction, masked, threshold
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import EffectiveSize, Max, Metrics
+from gnomon.core.optional import Tensor, torch
 
 __all__ = [
     "Capped", "CovarianceMask", "DivergenceMask", "EntropyMask", "FutureInfluence", "MaskedIS", "OffPolicyMask",

@@ -3,14 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from gnomon.algorithms.ratios import average, fraction, masked
 from gnomon.algorithms.sections import Updates
 from gnomon.core.errors import ConfigError, bounded
 from gnomon.core.metrics import Mean, Metrics
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 
@@ -156,7 +153,7 @@ class CriticConfig:
         # (rows,): an answer without a trained token weighs 0.
         share = cut.weights.sum(1)
         margin = (2 * cut.rewards - 1).to(scores.dtype) * (scores - cut.returns[:, 0].to(scores.dtype))
-        loss = -functional.logsigmoid(margin)
+        loss = -torch.nn.functional.logsigmoid(margin)
         known, rows = margin.detach().double(), len(scores)
         measured = {
             "critic/loss": Mean(float(loss.detach().double().sum()), rows),

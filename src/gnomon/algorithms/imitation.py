@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.advantages import ConstantAdvantage, spread
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.critic import CriticConfig
@@ -16,6 +13,7 @@ from gnomon.algorithms.ratios import Ratio
 from gnomon.algorithms.sections import SelfImitationBuffer
 from gnomon.algorithms.surrogates import PolicyGradient
 from gnomon.core.errors import ConfigError
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 

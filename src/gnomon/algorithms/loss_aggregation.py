@@ -7,10 +7,8 @@ Counts are never below 1, and a response without trained tokens is no response.
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.core.errors import bounded
+from gnomon.core.optional import Tensor, torch
 
 __all__ = ["ConstantLength", "SequenceMean", "SequenceSum", "TokenMean"]
 

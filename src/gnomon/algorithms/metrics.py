@@ -1,13 +1,11 @@
 """Metrics of a whole prepared batch: its advantages, its lambdas and the critic's values."""
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Advantage, parts_of
 from gnomon.algorithms.returns import Gae, last_trained
 from gnomon.algorithms.segments import Segments
 from gnomon.core.metrics import Last, Max, Mean, Metrics
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 # Thresholds of SPO (arXiv 2509.13232), in rewards.

@@ -6,12 +6,10 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.user_pieces import FunctionPiece, piece_name
 from gnomon.core.errors import GnomonError, LearnerError
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.tables import packaged_toml
 from gnomon.core.types import Batch
 from gnomon.core.user_code import Misbehaved, sharing_nothing

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.errors import ConfigError
 from gnomon.core.metrics import Metrics
+from gnomon.core.optional import Tensor
 from gnomon.core.types import Batch
 
 Need = Literal[

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from torch import Tensor
-
 from gnomon.algorithms.ratios import Statistics
 from gnomon.core.errors import bounded, check_bounds
+from gnomon.core.optional import Tensor
 
 __all__ = ["Cap", "Clip", "EssCap", "GammaKernel", "Unbounded"]
 

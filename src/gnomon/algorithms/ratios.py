@@ -4,11 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.core.errors import ConfigError, bounded, unknown
 from gnomon.core.metrics import EffectiveSize, Mean
+from gnomon.core.optional import Tensor, torch
 
 
 def fraction(condition: Tensor, mask: Tensor) -> Mean:

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.corrections import covariance_terms, covariances
 from gnomon.algorithms.protocols import LossInputs, Need, PieceResult, Regularizer
 from gnomon.algorithms.ratio_bounds import smallest
 from gnomon.algorithms.ratios import average, fraction, masked, threshold
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Mean, Metrics
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 __all__ = ["CovarianceKl", "Entropy", "EssKl", "GivenNll", "Kl", "PositiveNll", "SelfImitation"]

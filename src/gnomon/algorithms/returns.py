@@ -7,13 +7,11 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-import torch
-from torch import Tensor
-
 from gnomon.algorithms.advantages import Groups, kl_needs, kl_penalty
 from gnomon.algorithms.protocols import Advantage, Need
 from gnomon.algorithms.ratios import masked
 from gnomon.core.errors import ConfigError, bounded
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import Batch
 
 __all__ = [

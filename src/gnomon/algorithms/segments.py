@@ -8,9 +8,7 @@ cut.
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.types import TOKEN_FIELDS, Batch
 
 

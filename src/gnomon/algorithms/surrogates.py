@@ -3,16 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from gnomon.algorithms.protocols import LossInputs, PieceResult
 from gnomon.algorithms.ratio_bounds import Clip, RatioBound
 from gnomon.algorithms.ratios import Statistics, average, fraction, masked
 from gnomon.algorithms.regularizers import exact_kl
 from gnomon.core.errors import ConfigError, bounded, check_bounds
 from gnomon.core.metrics import Last, Max, Mean, Measure, Metrics
+from gnomon.core.optional import Tensor, torch
 
 __all__ = [
     "BalancedSurrogate", "ClippedSurrogate", "Distillation", "GeometricClip", "GivenShaping", "PolicyGradient",
@@ -447,7 +444,7 @@ class PreferenceLoss:
             return (margin - 1 / (2 * self.beta)).square()
         if self.loss == "hinge":
             return (1 - self.beta * margin).clamp(min=0)
-        wrong, right = (functional.logsigmoid(side * self.beta * margin) for side in (-1, 1))
+        wrong, right = (torch.nn.functional.logsigmoid(side * self.beta * margin) for side in (-1, 1))
         return -(1 - self.smoothing) * right - self.smoothing * wrong
 
 

@@ -12,13 +12,12 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from gnomon.algorithms.protocols import LossInputs
 from gnomon.algorithms.ratios import Ratio
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ConfigError, unknown
 from gnomon.core.metrics import Metrics
+from gnomon.core.optional import Tensor
 from gnomon.core.types import Batch
 from gnomon.core.user_code import check_allowed, import_as_module, notify, run_as_module, running_user_code
 

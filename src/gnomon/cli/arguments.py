@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +19,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.training.supervisor import reporting, run_with_restarts
 
 if TYPE_CHECKING:
+    from gnomon.config.experiment import Loaded
     from gnomon.training.result import Result
 
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
@@ -199,6 +201,21 @@ def restarted(arguments: Sequence[str], run: Path, restarts: int) -> int:
         print(for_people(f"gnomon {arguments[0]}: {line}"), file=sys.stderr, flush=True)
 
     return run_with_restarts(arguments, run, restarts, say)
+
+
+def trained(given: argparse.Namespace, make: Callable[[Any], "Loaded"]) -> int:
+    """Train the experiment that is made of `gnomon.config.experiment`, and print the result; return the exit code."""
+    with loading_libraries():
+        experiments = import_module("gnomon.config.experiment")
+
+    def train() -> "Result":
+        # Made before torch is imported, which takes seconds: what is wrong with it is said at once.
+        loaded = make(experiments)
+        with loading_libraries():
+            from gnomon.training.api import train_experiment
+        return train_experiment(loaded, given.run_dir)
+
+    return finished(given, train)
 
 
 def finished(given: argparse.Namespace, train: Callable[[], "Result"]) -> int:

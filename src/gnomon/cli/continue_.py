@@ -6,10 +6,14 @@ and what it knows of the prompts that stay; its steps count on from there.
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gnomon.cli.arguments import chosen, finished, loading_libraries, parser_of, restarted
 from gnomon.config.reading import check_names, parse_override
 from gnomon.records.directory import RunDirectory, refuse_unchanged
+
+if TYPE_CHECKING:
+    from gnomon.training.result import Result
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,10 +25,17 @@ def run(arguments: Sequence[str]) -> int:
     if given.restarts:
         return _with_restarts(given)
     with loading_libraries():
-        from gnomon.training.api import continue_run
+        from gnomon.config.experiment import changed
 
     settings = [parse_override(each) for each in given.overrides]
-    return finished(given, lambda: continue_run(given.run, settings, given.run_dir))
+
+    def train() -> "Result":
+        changed(given.run, settings)  # before torch is imported
+        with loading_libraries():
+            from gnomon.training.api import continue_run
+        return continue_run(given.run, settings, given.run_dir)
+
+    return finished(given, train)
 
 
 def _with_restarts(given: argparse.Namespace) -> int:

@@ -36,8 +36,11 @@ def run(arguments: Sequence[str]) -> int:
         return _on_cluster(given)
 
     with loading_libraries():
-        from gnomon.analysis.plan import make_plan
         from gnomon.config.experiment import load, to_toml
+
+    loaded = load(given.experiment, given.overrides)
+    with loading_libraries():
+        from gnomon.analysis.plan import make_plan
         from gnomon.models.size import model_size
         from gnomon.records.console import Console
         from gnomon.training.api import checked
@@ -45,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         from gnomon.training.continuation import settled
         from gnomon.training.resolve import Resolved
 
-    loaded = completed(load(given.experiment, given.overrides))
+    loaded = completed(loaded)
     experiment = settled(loaded.experiment)
     resolved = Resolved(experiment)
     with Console() as console:
@@ -81,12 +84,13 @@ def _on_cluster(given: argparse.Namespace, changed: Sequence[str] = ()) -> int:
     with loading_libraries():
         from gnomon.config.experiment import load, to_toml
 
+    loaded = load(given.experiment, given.overrides)
+    with loading_libraries():
         planner, deployment, search = (
             import_module(f"gnomon.analysis.planner.{name}") for name in ("text", "deployment", "search")
         )
         from gnomon.training.resolve import Resolved
 
-    loaded = load(given.experiment, given.overrides)
     resolved = Resolved(loaded.experiment)
     place = deployment.place_of(
         resolved,

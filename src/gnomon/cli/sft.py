@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, loading_libraries, parser_of, supervise
+from gnomon.cli.arguments import cluster_overrides, parser_of, supervise, trained
 from gnomon.config.foreign_names import translated
 from gnomon.config.reading import check_names, parse_override, read
 from gnomon.core.errors import ConfigError
@@ -41,8 +41,4 @@ def run(arguments: Sequence[str], verb: str = "sft", said: str | None = __doc__)
         source = [] if given.experiment is None else [given.experiment]
         return supervise(given, [verb, *source, *given.overrides], given.experiment or verb, given.overrides)
 
-    with loading_libraries():
-        from gnomon.config.experiment import supervised
-        from gnomon.training.api import train_experiment
-
-    return finished(given, lambda: train_experiment(supervised(table, settings, verb), given.run_dir))
+    return trained(given, lambda experiments: experiments.supervised(table, settings, verb))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.arguments import cluster_overrides, finished, loading_libraries, parser_of, supervise
+from gnomon.cli.arguments import cluster_overrides, parser_of, supervise, trained
 from gnomon.config.reading import check_names
 
 
@@ -19,8 +19,4 @@ def run(arguments: Sequence[str]) -> int:
     if given.restarts:
         return supervise(given, ["train", given.experiment, *overrides], given.experiment, overrides)
 
-    with loading_libraries():
-        from gnomon.config.experiment import load
-        from gnomon.training.api import train_experiment
-
-    return finished(given, lambda: train_experiment(load(given.experiment, [*overrides, *cluster]), given.run_dir))
+    return trained(given, lambda experiments: experiments.load(given.experiment, [*overrides, *cluster]))

@@ -49,8 +49,10 @@ from gnomon.core.sections import (
 from gnomon.core.tables import build, check_types, drop_other_kind, flat, set_path, settled, to_table, value_at
 from gnomon.diagnosis.catalog import check_stops, chosen
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.lora import LoraConfig, is_adapter, read_adapter_config
+from gnomon.models.adapter_config import LoraConfig, is_adapter, read_adapter_config
 from gnomon.models.place import check_device
+from gnomon.records.directory import RunDirectory, refuse_unchanged
+from gnomon.records.ownership import check_own
 from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.grading import WeightedReward, allowed
@@ -411,11 +413,26 @@ def _repeated(parsed: Sequence[tuple[str, Any]]) -> list[str]:
     given: dict[str, list[Any]] = {}
     for key, value in parsed:
         given.setdefault(key, []).append(value)
-    several = {key: values for key, values in given.items() if any(value != values[0] for value in values)}
+    several = {key: values for key, values in given.items() if any(value != values[0] for value in values[1:])}
     return [
         f"{key} is given {len(v)} times, and the last counts: {', then '.join(map(repr, v))}"
         for key, v in several.items()
     ]
+
+
+def changed(run: Path, settings: Sequence[tuple[str, Any]]) -> tuple[Experiment, Loaded]:
+    """Return the experiment of a run as it was begun, and with settings that replace its own.
+
+    Nothing that it names is executed unless this user began the run.
+
+    Raises:
+        UserError: There is no run, another user began it and it names code, or a setting is not what it may be.
+    """
+    RunDirectory.check(run)
+    table = RunDirectory(run).table()
+    check_own(run, table)
+    refuse_unchanged(run, settings)
+    return from_table(table).experiment, with_settings(table, settings)
 
 
 _SUPERVISED: Mapping[str, Any] = {

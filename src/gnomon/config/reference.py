@@ -25,7 +25,7 @@ from gnomon.config.reading import check_setting
 from gnomon.core.errors import ConfigError, bounds_of, unknown
 from gnomon.core.tables import flat, members, to_table
 from gnomon.diagnosis.catalog import RULES
-from gnomon.models.lora import LoraConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.tasks.benchmarks import BENCHMARKS, REFUSED
 from gnomon.tasks.build import NAMED
 from gnomon.tasks.published import PUBLISHED

@@ -1,12 +1,38 @@
-"""Libraries that only some verifiers and tasks need."""
+"""Libraries that are imported late: PyTorch, and what only some verifiers and tasks need.
+
+An experiment, an algorithm and its pieces are made and judged without PyTorch, whose import takes seconds: what a
+person wrote wrong costs none of them.
+"""
 
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch as torch
+    from torch import Tensor as Tensor
+else:
+
+    class _Torch:
+        """PyTorch, imported when one of its names is first used."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module("torch"), name)
+
+    class _IsTensor(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            # Where PyTorch was not imported nothing is a tensor.
+            return "torch" in sys.modules and isinstance(value, torch.Tensor)
+
+    torch = _Torch()
+
+    class Tensor(metaclass=_IsTensor):
+        """PyTorch's tensor in annotations and in isinstance."""
 
 
 def import_optional(module: str, extra: str, purpose: str) -> Any:

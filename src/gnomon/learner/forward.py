@@ -17,9 +17,11 @@ from gnomon.core.tensor_files import extremes
 from gnomon.core.types import SEQUENCE_FIELDS, TOKEN_FIELDS, Batch, TopLogprobs
 from gnomon.learner.loss import ComputeStats
 from gnomon.learner.mesh import Mesh, SingleProcess
-from gnomon.learner.sections import LearnerConfig, default_budget
+from gnomon.learner.sections import DEVICE_SHARE, LearnerConfig, kept_numbers, token_budget
+from gnomon.models.backbone import kept_for_backward
 from gnomon.models.contexts import recomputing
 from gnomon.models.critic import Values, ValueScorer
+from gnomon.models.device import memory_of
 from gnomon.models.head import chunk_for
 from gnomon.models.logprobs import TokenScorer, TokenScores
 from gnomon.models.prefix import crossing_tokens, number_prompts, pieces
@@ -614,3 +616,17 @@ def measure_routing(scores: TokenScores, cut: Batch) -> Metrics:
         return Metrics()
     changed = changed_fraction(scores.experts, with_grad, cut.prompt_lengths, cut.mask)
     return Metrics.of({"routing/changed_fraction": changed})
+
+
+def default_budget(model: Any, device: torch.device | None = None) -> int:
+    """Return the tokens of a micro-batch for a causal language model on ``device``, or where it is: see `token_budget`.
+
+    A GPU needs more tokens to be busy, and has a memory of its own: an eighth of it is for activations.
+    """
+    config, parameter = model.config.get_text_config(), next(model.parameters())
+    # 0 on a CPU, whose memory other programs share: `token_budget` then goes by the size of the training state.
+    available = memory_of(device or parameter.device) // DEVICE_SHARE
+    size = sum(p.numel() for p in model.parameters())
+    # The fused forward pass knows exactly what it keeps; a model's own code can only be estimated.
+    kept = kept_for_backward(model) or kept_numbers(config.num_hidden_layers, config.hidden_size)
+    return token_budget(kept, parameter.dtype.itemsize, size, available)

@@ -30,10 +30,11 @@ from gnomon.learner.mesh import Mesh, current_mesh, readable
 from gnomon.learner.optimizer import Optimizer
 from gnomon.learner.reference import ReferenceModels, ReferenceScorer
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.adapter_config import ADAPTER_FOLDER
 from gnomon.models.critic import FOLDER, ValueHead, Values, ValueScorer, critic_writer
 from gnomon.models.load import model_writer
 from gnomon.models.logprobs import TokenScores
-from gnomon.models.lora import ADAPTER_FOLDER, adapter_writer, snapshot_of, trainable
+from gnomon.models.lora import adapter_writer, snapshot_of, trainable
 from gnomon.models.quantized import layers_of
 from gnomon.models.routing import can_record
 from gnomon.models.weight_files import Writer

@@ -3,20 +3,20 @@
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gnomon.core.errors import CheckpointError, NotFiniteError, bounded, check_bounds
+from gnomon.core.errors import CheckpointError, NotFiniteError
 from gnomon.core.failpoints import failpoint
 from gnomon.core.tensor_files import extremes
 from gnomon.core.types import Loan, State
 from gnomon.learner.mesh import Mesh, agree
 from gnomon.learner.precision import Masters
+from gnomon.learner.sections import OptimizerConfig
 
 # AdamW whose moments take 8 bits each: blocks of 256 with one scale, powers of 2^(1/8) below it.
 
@@ -130,86 +130,6 @@ def sound(name: str, saved: Tensor, least: float = -math.inf) -> Tensor:
         said = f"{saved.dtype} from {low} to {high}"
         raise CheckpointError(f"{name} in the saved state is {said}, and no run makes such numbers")
     return saved
-
-
-@dataclass(frozen=True)
-@bounded(
-    "learner.optimizer",
-    learning_rate="> 0 and finite",
-    warmup_steps="0 or more steps, and finite",
-    final_fraction="in [0, 1]",
-    betas="in [0, 1)",
-    epsilon="> 0 and finite",
-    weight_decay=">= 0 and finite",
-    max_gradient_norm="> 0 (inf never clips)",
-)
-class OptimizerConfig:
-    """Settings of AdamW and the schedule of its learning rate.
-
-    The rate is a function of the *training step* alone (`learning_rate_at`). All optimizer updates of one step share
-    it, a skipped update shifts nothing, and a resumed run needs no schedule state.
-
-    Attributes:
-        learning_rate: Rate at the end of the warm-up, above 0. 1e-6 suits full training, about ten times that LoRA.
-        schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of the rate after the last step.
-        warmup_steps: Training steps of a linear rise, 0 or more; below 1 the share of all steps, rounded up. The first
-            step already has a rate above 0.
-        final_fraction: Share of the rate that is left after the last step, in [0, 1].
-        betas: Decay rates of Adam's two moments, each in [0, 1).
-        epsilon: Term that is added to the root of the second moment, above 0.
-        weight_decay: Decoupled weight decay, 0 or more. It applies to matrices only (embeddings included), so that
-            biases and norms are never pulled to zero.
-        moments: "float32", or "8bit" for 2 bytes a trained weight instead of 8 while it trains; checkpoints have
-            float32 in both, and go on with either.
-        max_gradient_norm: Norm to which a longer gradient is scaled down, above 0; ``inf`` never clips.
-
-    Raises:
-        ConfigError: Some values are out of range; the message names all of them.
-
-    Source: AdamW, arXiv 1711.05101, algorithm 2.
-
-    >>> plan = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
-    >>> [plan.learning_rate_at(step, 6) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    """
-
-    learning_rate: float = 1e-6
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int | float = 0
-    final_fraction: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_gradient_norm: float = 1.0
-    moments: Literal["float32", "8bit"] = "float32"
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            "learner.optimizer",
-            self,
-            schedule=(self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
-            warmup_steps=(
-                0 <= self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps) >= 1,
-                "a number of steps, or their share below 1",
-            ),
-            moments=(self.moments in ("float32", "8bit"), "float32 or 8bit"),
-        )
-
-    def learning_rate_at(self, step: int, steps: int) -> float:
-        """Return the rate of training step ``step`` of ``steps``, counted from 0.
-
-        With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
-        2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
-        """
-        # Rounded up, as in transformers' warmup_ratio.
-        rise = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
-        if step < rise:
-            # Step 0 learns too: a rate of 0 would waste its rollouts.
-            return self.learning_rate * (step + 1) / rise
-        done = min((step - rise) / max(steps - rise, 1), 1.0)
-        shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
-        left = shapes[self.schedule]
-        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -1,14 +1,10 @@
-"""The learner's configuration."""
+"""The learner's configuration. No torch."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-
-from gnomon.core.errors import ConfigError, bounded
-from gnomon.learner.optimizer import OptimizerConfig
-from gnomon.models.backbone import kept_for_backward
-from gnomon.models.device import memory_of
+from gnomon.core.errors import ConfigError, bounded, check_bounds
 
 _LEAST_BYTES = 2**28
 _STATE_BYTES = 16
@@ -18,6 +14,86 @@ DEVICE_SHARE = 8
 # Multiples of the model's width that one layer keeps of a token for its backward pass.
 _KEPT = 24
 _LEAST_TOKENS = 256
+
+
+@dataclass(frozen=True)
+@bounded(
+    "learner.optimizer",
+    learning_rate="> 0 and finite",
+    warmup_steps="0 or more steps, and finite",
+    final_fraction="in [0, 1]",
+    betas="in [0, 1)",
+    epsilon="> 0 and finite",
+    weight_decay=">= 0 and finite",
+    max_gradient_norm="> 0 (inf never clips)",
+)
+class OptimizerConfig:
+    """Settings of AdamW and the schedule of its learning rate.
+
+    The rate is a function of the *training step* alone (`learning_rate_at`). All optimizer updates of one step share
+    it, a skipped update shifts nothing, and a resumed run needs no schedule state.
+
+    Attributes:
+        learning_rate: Rate at the end of the warm-up, above 0. 1e-6 suits full training, about ten times that LoRA.
+        schedule: "constant", or "linear" or "cosine" down to ``final_fraction`` of the rate after the last step.
+        warmup_steps: Training steps of a linear rise, 0 or more; below 1 the share of all steps, rounded up. The first
+            step already has a rate above 0.
+        final_fraction: Share of the rate that is left after the last step, in [0, 1].
+        betas: Decay rates of Adam's two moments, each in [0, 1).
+        epsilon: Term that is added to the root of the second moment, above 0.
+        weight_decay: Decoupled weight decay, 0 or more. It applies to matrices only (embeddings included), so that
+            biases and norms are never pulled to zero.
+        moments: "float32", or "8bit" for 2 bytes a trained weight instead of 8 while it trains; checkpoints have
+            float32 in both, and go on with either.
+        max_gradient_norm: Norm to which a longer gradient is scaled down, above 0; ``inf`` never clips.
+
+    Raises:
+        ConfigError: Some values are out of range; the message names all of them.
+
+    Source: AdamW, arXiv 1711.05101, algorithm 2.
+
+    >>> plan = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    >>> [plan.learning_rate_at(step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+
+    learning_rate: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int | float = 0
+    final_fraction: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    moments: Literal["float32", "8bit"] = "float32"
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            "learner.optimizer",
+            self,
+            schedule=(self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
+            warmup_steps=(
+                0 <= self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps) >= 1,
+                "a number of steps, or their share below 1",
+            ),
+            moments=(self.moments in ("float32", "8bit"), "float32 or 8bit"),
+        )
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the rate of training step ``step`` of ``steps``, counted from 0.
+
+        With s steps after a warm-up of w: linear 1 - (step - w) / s, cosine (1 + cos(pi (step - w) / s)) /
+        2, of the way from ``final_fraction`` to 1. Steps after the last one keep its floor.
+        """
+        # Rounded up, as in transformers' warmup_ratio.
+        rise = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else self.warmup_steps
+        if step < rise:
+            # Step 0 learns too: a rate of 0 would waste its rollouts.
+            return self.learning_rate * (step + 1) / rise
+        done = min((step - rise) / max(steps - rise, 1), 1.0)
+        shapes = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+        left = shapes[self.schedule]
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
 
 
 @dataclass(frozen=True)
@@ -96,17 +172,3 @@ def kept_numbers(layers: int, width: int) -> int:
     part, which is 2.7 to 4 d. (Measured: 20.8 d for SmolLM2, 1.44 MB a token in float32.)
     """
     return _KEPT * layers * width
-
-
-def default_budget(model: Any, device: torch.device | None = None) -> int:
-    """Return the tokens of a micro-batch for a causal language model on ``device``, or where it is: see `token_budget`.
-
-    A GPU needs more tokens to be busy, and has a memory of its own: an eighth of it is for activations.
-    """
-    config, parameter = model.config.get_text_config(), next(model.parameters())
-    # 0 on a CPU, whose memory other programs share: `token_budget` then goes by the size of the training state.
-    available = memory_of(device or parameter.device) // DEVICE_SHARE
-    size = sum(p.numel() for p in model.parameters())
-    # The fused forward pass knows exactly what it keeps; a model's own code can only be estimated.
-    kept = kept_for_backward(model) or kept_numbers(config.num_hidden_layers, config.hidden_size)
-    return token_budget(kept, parameter.dtype.itemsize, size, available)

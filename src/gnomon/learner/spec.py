@@ -12,10 +12,10 @@ from gnomon.learner.learner import TorchLearner
 from gnomon.learner.precision import dtype_of, resolve_precision
 from gnomon.learner.reference import ReferenceModels
 from gnomon.learner.sections import LearnerConfig
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.critic import head_for, load_critic
 from gnomon.models.device import resolve_device
 from gnomon.models.load import load_model
-from gnomon.models.lora import LoraConfig
 from gnomon.models.routing import moe_layers
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from gnomon.core.errors import ModelError
+from gnomon.models.adapter_config import LoraConfig, other_base
 from gnomon.models.folder import Belongings, belongings_of, moved, savable
 from gnomon.models.load import check_headers, load_model, local_folder, read_tokenizer
-from gnomon.models.lora import LoraConfig, check_adapter, check_rank, check_targets, merged_tensors, misfits, other_base
+from gnomon.models.lora import check_adapter, check_rank, check_targets, merged_tensors, misfits
 from gnomon.models.place import TINY, TINY_MIXTURE
 from gnomon.models.quantized import check_quantizable
 from gnomon.models.size import outline

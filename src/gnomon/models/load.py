@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from gnomon.core.atomic_files import real_path
 from gnomon.core.errors import ModelError, on_one_line, refusal_of, shortened, unknown
 from gnomon.models import default
+from gnomon.models.adapter_config import LoraConfig, read_adapter_config
 from gnomon.models.auto_class import auto_class, check_architecture, empty_model, made_by
 from gnomon.models.device import placed
 from gnomon.models.folder import belongings_of, check_json, moved, savable
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors, read_adapter_config
+from gnomon.models.lora import adapt, merged_tensors
 from gnomon.models.place import BUILT_IN, check_hub, check_place, default_folder, is_prepared
 from gnomon.models.quantized import quantize
 from gnomon.models.tiny import TINY_MODELS, tiny_model, tiny_tokenizer

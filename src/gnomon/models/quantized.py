@@ -3,17 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gnomon.core.errors import ConfigError
+from gnomon.models.adapter_config import Kind
 from gnomon.models.forward import ends_of
 
-Kind = Literal["nf4", "int8"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,

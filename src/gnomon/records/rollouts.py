@@ -9,12 +9,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-import torch
 from pydantic import ConfigDict, TypeAdapter
-from torch import Tensor
 
 from gnomon.core.atomic_files import open_plain, write_durably
 from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.optional import Tensor, torch
 from gnomon.core.redaction import redacted
 from gnomon.core.types import Batch, Ending, Grade, Group, Rollout, StopReason
 from gnomon.records.jsonl import Warn, warn_on_stderr

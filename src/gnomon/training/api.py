@@ -35,12 +35,12 @@ from gnomon.core.failpoints import failpoint
 from gnomon.core.optional import check_installed, import_optional
 from gnomon.core.threads import run_alone
 from gnomon.learner.allocator import tune_machine
+from gnomon.models.adapter_config import is_adapter, read_adapter_config
 from gnomon.models.checkpoint_check import try_checkpoint
 from gnomon.models.critic import HEAD_FILE, check_critic, write_reward_model
 from gnomon.models.folder import belongings_of
 from gnomon.models.gguf import PRECISIONS, GgufModel
 from gnomon.models.load import local_folder, write_merged
-from gnomon.models.lora import is_adapter, read_adapter_config
 from gnomon.models.place import TINY_SUMS
 from gnomon.models.slow import notify_slow
 from gnomon.models.tiny import TAUGHT

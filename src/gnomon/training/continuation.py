@@ -21,22 +21,22 @@ from gnomon.algorithms.sections import OptimalValue
 from gnomon.config.experiment import (
     Experiment,
     Loaded,
+    changed,
     from_table,
     steps_of,
     to_toml,
     with_absolute_paths,
-    with_settings,
 )
 from gnomon.core.atomic_files import drop_step_files, read_plain, read_plain_text, real_path, write_durably
 from gnomon.core.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError
 from gnomon.core.redaction import shortened
 from gnomon.core.tables import parse_toml, reach_table, to_table, value_at
 from gnomon.core.types import State, Stateful
-from gnomon.learner.optimizer import OptimizerConfig
+from gnomon.learner.sections import OptimizerConfig
 from gnomon.models.remote_code import revision
 from gnomon.records.checkpoints import CheckpointRef, Checkpoints, load
 from gnomon.records.console import Console
-from gnomon.records.directory import RunDirectory, refuse_unchanged
+from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.ownership import check_own
 from gnomon.records.reading import RunRecord
@@ -363,13 +363,8 @@ class Continuation:
         Raises:
             UserError: There is no run, another user began it and it names code, or a setting is not what it may be.
         """
-        directory = RunDirectory(run)
-        directory.check(run)
-        table = directory.table()
-        check_own(run, table)
-        refuse_unchanged(run, settings)
-        asked = with_settings(table, settings)
-        return cls(run, from_table(table).experiment, replace(asked, experiment=with_absolute_paths(asked.experiment)))
+        begun, asked = changed(run, settings)
+        return cls(run, begun, replace(asked, experiment=with_absolute_paths(asked.experiment)))
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:

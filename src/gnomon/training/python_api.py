@@ -125,9 +125,11 @@ def train(
     # ``table`` is the experiment to start from, ``given`` the settings that change it.
     table, given, callbacks = _described(experiment, others, "train", place := _new_run(run_dir))
     from gnomon.config.experiment import with_settings
+
+    loaded = with_settings(table, [*given.items()])  # before torch is imported
     from gnomon.training.api import train_experiment
 
-    return train_experiment(with_settings(table, [*given.items()]), place, callbacks=callbacks)
+    return train_experiment(loaded, place, callbacks=callbacks)
 
 
 def sft(
@@ -162,9 +164,11 @@ def sft(
     others = {"model": model, "dataset": dataset, **settings}
     table, given, callbacks = _described(experiment, others, "sft", place := _new_run(run_dir))
     from gnomon.config.experiment import supervised
+
+    loaded = supervised({"name": "sft", **table}, [*given.items()])
     from gnomon.training.api import train_experiment
 
-    return train_experiment(supervised({"name": "sft", **table}, [*given.items()]), place, callbacks=callbacks)
+    return train_experiment(loaded, place, callbacks=callbacks)
 
 
 _TRAINERS: Mapping[str, str] = {
@@ -271,10 +275,13 @@ def continue_(
     RunDirectory.check(place := RunDirectory.named_by(run))
     given, own = _given(others), _new_run(run_dir)
     refuse_unchanged(place, [*given])
-    checked = _checked(RunDirectory(place).experiment, given)
+    now = [*_checked(RunDirectory(place).experiment, given).items()]
+    from gnomon.config.experiment import changed
+
+    changed(place, now)
     from gnomon.training.api import continue_run
 
-    return continue_run(place, [*checked.items()], own, callbacks=callbacks)
+    return continue_run(place, now, own, callbacks=callbacks)
 
 
 def evaluate(

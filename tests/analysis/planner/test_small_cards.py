@@ -16,10 +16,12 @@ from gnomon.analysis.planner.search import best_layout, layouts, remedies
 from gnomon.analysis.planner.shapes import from_config
 from gnomon.config.experiment import load
 from gnomon.core.errors import ConfigError
-from gnomon.learner.optimizer import Optimizer, OptimizerConfig
+from gnomon.learner.optimizer import Optimizer
+from gnomon.learner.sections import OptimizerConfig
+from gnomon.models.adapter_config import KINDS, LoraConfig
 from gnomon.models.contexts import recomputing
-from gnomon.models.lora import LoraConfig, adapt, trainable
-from gnomon.models.quantized import KINDS, quantize, stored
+from gnomon.models.lora import adapt, trainable
+from gnomon.models.quantized import quantize, stored
 from gnomon.training.resolve import Resolved
 
 CARDS = ("rtx3090", "rtx4090", "rtx5090", "a10", "l4", "l40s", "a100-40", "a100-80", "h100", "h200", "b200")

@@ -8,11 +8,12 @@ import torch
 import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.cpu.fused_decoder import FusedDecoder, GroupedKVCache
 from gnomon.models.cuda_graph_decoder import fastest_decoder
 from gnomon.models.decoder import AlignedDecoder, RecomputeDecoder, choose_decoder
 from gnomon.models.llama_like import is_standard_head
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 pytestmark = pytest.mark.usefixtures("way")

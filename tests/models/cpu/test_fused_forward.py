@@ -9,11 +9,12 @@ import transformers as hf
 from tests.models.architectures import SHAPE, llama, mistral, qwen2, qwen3
 
 from gnomon.learner.precision import Masters
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.backbone import Backbone, can_fuse, kept_for_backward
 from gnomon.models.contexts import recomputing
 from gnomon.models.cpu.fused_forward import _stacked, kept_per_token
 from gnomon.models.logprobs import TokenScorer, TokenScores
-from gnomon.models.lora import LoraConfig, adapt
+from gnomon.models.lora import adapt
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 pytestmark = pytest.mark.usefixtures("way")

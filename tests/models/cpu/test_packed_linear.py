@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from gnomon.models.adapter_config import LoraConfig
 from gnomon.models.cpu.packed_linear import input_axes
-from gnomon.models.lora import LoraConfig, adapt, merged_tensors
+from gnomon.models.lora import adapt, merged_tensors
 from gnomon.models.tiny import TinyConfig, tiny_model
 
 MATRICES = {f"self_attn.{p}_proj" for p in "qkvo"} | {f"mlp.{p}_proj" for p in ("gate", "up", "down")}

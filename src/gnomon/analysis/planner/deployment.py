@@ -15,7 +15,7 @@ from gnomon.core.errors import ConfigError, check_bounds
 from gnomon.core.sections import STORE, EngineConfig
 from gnomon.learner.optimizer import MOMENT_BYTES
 from gnomon.learner.sections import LearnerConfig
-from gnomon.models.quantized import Kind
+from gnomon.models.adapter_config import Kind
 from gnomon.training.resolve import Resolved
 
 # The work of one step: prompts, responses, updates and copies of weights, without model and hardware.

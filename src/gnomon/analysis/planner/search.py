@@ -25,7 +25,7 @@ from gnomon.analysis.planner.simulate import Flow, Timing, simulate
 from gnomon.core.errors import ConfigError
 from gnomon.core.sentences import many
 from gnomon.learner.optimizer import MOMENT_BYTES
-from gnomon.models.quantized import KINDS
+from gnomon.models.adapter_config import KINDS
 
 STEPS, FILLING, CANDIDATES = 5, 2, 3
 _MOST_ROWS = 2048
