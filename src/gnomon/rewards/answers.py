@@ -421,9 +421,10 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
         return choices[0][1].casefold() == choices[1][1].casefold()
     if all(_WORDS.fullmatch(text) for text in texts):
         ours, theirs = (" ".join(text.split()).casefold() for text in texts)
-        # "ab" and "ba" may be products, equal by algebra. Text set as text,
-        # several words, long words and common answers are no products.
+        # "ab" and "ba" may be products, equal by algebra. Text set as text, several words, long words, common answers
+        # and three capitals or more, which name points or a sequence (ABC, HTH), are no products.
         is_prose = _WRITTEN.search(found + gold) or any(" " in t or len(t) > 4 or t in _SAID for t in (ours, theirs))
+        is_prose = is_prose or (len(texts[1]) > 2 and texts[1].isupper())
         return ours == theirs if is_prose else None
     # Equal ones were equal as texts before; 11_2 and 3_4 are
     # different spellings, and a question about bases asks for one.

@@ -50,7 +50,7 @@ _MONEY_BEFORE = re.compile(
     rf"(?<![A-Za-z\\])({'|'.join(map(re.escape, sorted(_MONIES, reverse=True)))})(?![A-Za-z])\.? ?(?=[-0-9.])"
 )
 _SAID_SIGN = re.compile(r"(?<![-\w])(?:(negative)|minus) (?=[$\\]?[0-9.])", re.I)
-_SIGN_BEFORE = re.compile(r"((?:[=:(]|(?<![^\s$(=:])\$|\b(?:is|equals|get)) ?)- (?=[0-9.$\\])")
+_SIGN_BEFORE = re.compile(r"((?:[=:([{]|(?<=###)#|(?<=\*)\*|(?<![^\s$(=:])\$|\b(?:is|equals|get)) ?)- (?=[0-9.$\\])")
 _SCALES = {"hundred": "e2", "thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"}
 _SCALED = re.compile(rf"(?<![0-9/.,])([0-9][0-9,]{{0,20}}(?:\.[0-9]{{1,20}})?) ?({'|'.join(_SCALES)})(?![A-Za-z])")
 _OVER = re.compile(
