@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from gnomon.core.errors import ConfigError, DatasetError
+from gnomon.core.types import answer_of
 from gnomon.tasks.readers import _hub_or_cache, read_rows
 from gnomon.tasks.tables import TableTask
 from gnomon.training.objects import write_rows
@@ -33,7 +34,7 @@ def test_a_file_of_an_unknown_format_is_not_looked_for_on_the_hub(tmp_path: Path
 
 
 def questions(path: Path) -> list[tuple[str, Any]]:
-    return [(q.text, q.columns.get("answer")) for q in TableTask(str(path)).questions().questions]
+    return [(q.text, answer_of(q.columns)) for q in TableTask(str(path)).questions().questions]
 
 
 def parquet(folder: Path, answers: Any, **more: Any) -> Path:
@@ -399,7 +400,36 @@ def test_short_floats_are_the_numbers_that_were_written(tmp_path: Path, answers:
 
     found = TableTask(str(path), require_answer=False).questions().questions
 
-    assert [q.columns["answer"] for q in found if q.columns["answer"] is not None] == read
+    assert [answer for q in found if (answer := answer_of(q.columns)) is not None] == read
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "written", "told"),
+    [
+        ("answer", 7, 7),
+        ("answer", -3.0, -3),
+        ("answer", 7.5, 7.5),
+        ("answer", "7", "7"),
+        ("answer", "7.0", "7.0"),
+        ("solution", 7, "7"),
+        ("label", True, True),
+    ],
+)
+def test_functions_are_told_numbers_as_the_row_has_them(
+    tmp_path: Path, form: str, column: str, written: Any, told: Any
+):
+    """A function that says `answer == int(completion)` is not given text; what gnomon compares is the number's text."""
+    path = tmp_path / f"t.{form}"
+    if form == "jsonl":
+        path.write_text(json.dumps({"prompt": "q", column: written}) + "\n")
+    else:
+        pyarrow.parquet.write_table(pa.table({"prompt": ["q"], column: [written]}), path)
+
+    question = TableTask(str(path)).questions().questions[0]
+
+    assert (question.columns["answer"], type(question.columns["answer"])) == (told, type(told))
+    assert question.columns[column] == written
 
 
 @pytest.mark.parametrize(

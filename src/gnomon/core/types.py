@@ -63,6 +63,12 @@ class Task:
         return len(self.prompt) + max(len(self.response), len(self.contrast))
 
 
+def answer_of(columns: Mapping[str, Any]) -> Any:
+    """Return the column ``answer``, a number as its text, so that 7 and "7" are one answer."""
+    answer = columns.get("answer")
+    return str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+
+
 def role_of(task: Task) -> str:
     """Return who the policy is in a task: its column ``role``, "" without a text there."""
     role = task.columns.get("role", "")

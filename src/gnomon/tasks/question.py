@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.progress import track
-from gnomon.core.types import Message, Task
+from gnomon.core.types import Message, Task, answer_of
 from gnomon.tasks.base import Content, Further, Renderer, TaskSet
 from gnomon.tasks.row_inputs import Wording
 
@@ -73,9 +73,9 @@ class Question:
     @property
     def answered(self) -> tuple[Message, ...]:
         """The turns, or the column ``answer`` as one; () where neither is there."""
-        answer = self.columns.get("answer")
+        answer = answer_of(self.columns)
         is_text = isinstance(answer, str) and answer.strip() != ""
-        return self.turns or (({"role": "assistant", "content": str(answer)},) if is_text else ())
+        return self.turns or (({"role": "assistant", "content": answer},) if is_text else ())
 
 
 class HasText(Protocol):

@@ -12,6 +12,7 @@ from typing import Generic
 
 from gnomon.core.errors import ConfigError, DatasetError, bounded
 from gnomon.core.progress import track
+from gnomon.core.types import answer_of
 from gnomon.tasks.question import Dataset, Item, Question, comparison_key, digest
 
 _COMPARING = "comparing questions"
@@ -106,7 +107,7 @@ def repeated(kept: Dataset[Question]) -> str:
         f"{len(again):,} of {len(kept.source):,} rows of '{kept.name}' ask what an earlier row asks, case and spaces "
         "aside, and are left out"
     )
-    contrary = [q.id for was, q in again if was.columns.get("answer") != q.columns.get("answer")]
+    contrary = [q.id for was, q in again if answer_of(was.columns) != answer_of(q.columns)]
     if not contrary:
         return said
     shown = f"{', '.join(contrary[:3])}{', ...' if len(contrary) > 3 else ''}"
@@ -225,7 +226,7 @@ class Repetitions:
         self._rows += 1 + len(copies)
         columns = question.columns
         asked = digest(question.content, [columns.get(name) for name in _ASKED_TOO])
-        answer = columns.get("answer")
+        answer = answer_of(columns)
         # Without an answer, all columns together say what a row is.
         compared = {k: v for k, v in columns.items() if k not in NUMBERING} if answer is None else answer
         if question.turns:

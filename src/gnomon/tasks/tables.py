@@ -238,7 +238,7 @@ class TableTask:
         columns = {k: v for k, v in {**row.values, **row.coded}.items() if k not in ("id", column)}
         columns["data_source"] = columns.get("data_source") or name
         if answer is not None:
-            columns["answer"] = answer
+            columns["answer"] = _told(columns.get("answer"), answer)
         return Question(_id(row, content), content, text, columns, further, turns, rejected, label), None
 
     def _text(self, row: Row, text: str) -> tuple[Question | None, str | None]:
@@ -352,6 +352,16 @@ def _as_answer(value: Any) -> Any:
     """Return a number as its text, and all else as it is."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return number_text(value) if is_number else value
+
+
+def _told(own: Any, answer: Any) -> Any:
+    """Return what rewards are told: a column ``answer`` of numbers as the row has it, since functions compare them.
+
+    A whole number has no point, so that its text is the answer's: 7 for 7.0, which equals it.
+    """
+    if _as_answer(own) != answer or own == answer:
+        return answer
+    return int(own) if answer.lstrip("-").isdecimal() else own
 
 
 def _content(value: Any) -> tuple[Content, str | None]:

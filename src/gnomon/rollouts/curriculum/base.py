@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnomon.core.errors import ConfigError, DatasetError
 from gnomon.core.metrics import Metrics
-from gnomon.core.types import Group, State, Task
+from gnomon.core.types import Group, State, Task, answer_of
 
 # From a task's id to its index, in 12 bytes a task.
 
@@ -135,7 +135,7 @@ class KeptPrompts:
 
 def _content(task: Task) -> bytes:
     """Return question and answer; without an answer, all columns but those that number rows."""
-    answer = task.columns.get("answer")
+    answer = answer_of(task.columns)
     columns = {k: v for k, v in task.columns.items() if k not in _NUMBERING} if answer is None else answer
     return json.dumps([task.text, columns], sort_keys=True, default=str).encode(errors="backslashreplace")
 
