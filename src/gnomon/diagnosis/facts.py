@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gnomon.core.tables import value_at
+from gnomon.tasks.published import PUBLISHED
 
 LARGEST = 1e30
 _NOTHING: list[Any] = []
@@ -24,7 +25,8 @@ class Facts:
         bound: Largest staleness in steps.
         budget: Most tokens of a response.
         prompts: Prompts per step.
-        weights: Weights of the reward's components by name, in their order. The first one is the run's main objective.
+        weights: Weights of the reward's components by name, in their order, those of a published set where the table
+            names no reward. The first one is the run's main objective.
         preset: The algorithm's name.
         initial: Initial values of a tracker; "" without a tracker.
         table: The experiment's table.
@@ -63,7 +65,7 @@ class Facts:
             has_band=_at(table, "algorithm.surrogate.trust.piece", "") == "Clip",
             bound=_at(table, "staleness.limit" if is_measured else "max_staleness", 0),
             budget=_at(table, "sampling.max_completion_length", 0),
-            weights=_weights(_at(table, "rewards", _NOTHING)),
+            weights=_weights(_at(table, "rewards", _NOTHING)) or _own_weights(table),
             preset=_at(table, "algorithm.name", ""),
             is_supervised=samples != "policy" or _at(table, "rollouts_from", "") != "",
             initial=_at(tracker, "initial", "prior") if _at(tracker, "piece", "") == "TrackerConfig" else "",
@@ -94,6 +96,11 @@ def _weights(rewards: Sequence[Any]) -> dict[str, float]:
         weight = _at(reward, "weight", 1.0)
         found[_at(reward, "name", own)] = float(weight) if abs(weight) <= LARGEST else 0.0
     return found
+
+
+def _own_weights(table: Mapping[str, Any]) -> dict[str, float]:
+    own = PUBLISHED.get(_at(table, "task.set", ""))
+    return {} if own is None else {reward.part: reward.weight for reward in own.rewards}
 
 
 def _at(table: Any, path: str, default: T) -> T:

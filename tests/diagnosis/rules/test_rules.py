@@ -383,6 +383,38 @@ def test_a_penalty_for_long_answers_that_dominates():
     assert DominantPart()(history(**few), Facts(weights={"answer": 1.0})) is None
 
 
+@pytest.mark.parametrize("task", ["gsm8k", "math", "dapo-17k", "deepscaler"])
+def test_the_parts_of_a_published_set_are_known_without_a_table(task: str):
+    """A set has its own score and a share of its form of weight 0: the penalty beside both is seen, the form is not."""
+    facts = Facts.of({"task": {"kind": "published", "set": task}})
+    first, *others = facts.weights
+    form = {f"reward__{name}_leverage": 0.9 for name in others}
+    columns = {f"reward__{first}_leverage": [0.1] * 8, f"reward__{first}_mean": 0.2, **form}
+
+    assert (facts.weights[first], {facts.weights[name] for name in others} - {0.0}) == (1.0, set())
+    assert severity(DominantPart()(history(reward__overlong_leverage=0.9, **columns), facts)) == "severe"
+    assert DominantPart()(history(reward__overlong_leverage=0.1, **columns), facts) is None
+
+
+def test_rewards_of_a_table_go_before_the_sets_own():
+    """Named rewards replace those of the set."""
+    table = {"task": {"set": "gsm8k"}, "rewards": [{"name": "mine", "weight": 0.5}]}
+
+    assert Facts.of(table).weights == {"mine": 0.5}
+    assert Facts.of({"task": {"set": "none"}}).weights == {}
+
+
+def test_what_is_measured_beside_a_judge_is_no_constant_part():
+    """A judge of one's own costs nothing, in every answer; a reward that is called so is a part like others."""
+    columns = {f"reward__quality_{end}_{kind}": [0.0] * 15 for end in ("cost", "tokens") for kind in ("std", "mean")}
+    judged = {**columns, "reward__quality_std": 0.3, "reward__quality_mean": 0.5}
+
+    assert ConstantPart()(history(**judged), Facts(weights={"quality": 1.0})) is None
+    assert ConstantPart()(history(**judged), Facts()) is None
+    assert ConstantPart()(history(**judged), Facts(weights={"quality": 1.0, "quality_cost": 1.0})) is not None
+    assert ConstantPart()(history(**columns), Facts()) is not None
+
+
 def test_a_part_that_is_constant():
     """Fifteen steps of 0 for every answer are a warning, of 1 a note; a part without weight is nobody's business."""
     facts = Facts(weights={"answer": 1.0, "loud": 0.5})

@@ -11,6 +11,7 @@ from gnomon.diagnosis.finding import Severity
 from gnomon.diagnosis.history import History, Point, error, has_risen, is_learning, is_rising, mean, values
 from gnomon.diagnosis.rule import Alarm, Shown, alarm, graded, one_a_prompt, percent, select_all
 from gnomon.diagnosis.text_metrics import repetition
+from gnomon.rewards.judge import MEASURES
 
 ERRORS, ENTROPY = "rollout/error_fraction", "loss/entropy_nats"
 
@@ -40,7 +41,8 @@ class DominantPart:
     def __call__(self, history: History, facts: Facts) -> Alarm | None:
         """Check the largest share, without the first component."""
         measured = [name[len("reward/") : -len("_leverage")] for name in history.names("reward/", "_leverage")]
-        # A task's own reward is not in the table; beside the penalty it is the only one that is sure to be paid.
+        # A generator's or an environment's own reward is in no table; beside the penalty it is the only one that is
+        # sure to be paid.
         own = [name for name in measured if name != OVERLONG]
         weights = facts.weights or (dict.fromkeys(own, 1.0) if len(own) == 1 else {})
         # Parts of weight 0 are measured and decide nothing.
@@ -73,7 +75,7 @@ class ConstantPart:
     """A component of the reward that is the same for every response and so teaches nothing.
 
     Components are those that were measured: a task's own reward is in no table. A penalty for long responses that
-    nothing earned is as it should be.
+    nothing earned is as it should be, and what is measured beside a judge's grade (its cost) is no component.
 
     Attributes:
         window: Steps. A component that is constantly 1 is a note, because it may have been learned.
@@ -90,13 +92,14 @@ class ConstantPart:
         constant: dict[str, float] = {}
         since = 0
         measured = [name[len("reward/") : -len("_std")] for name in history.names("reward/", "_std")]
+        unpaid = {part + measure for part in measured for measure in MEASURES}
         for name in dict.fromkeys((*facts.weights, *measured)):
             spread = history.latest(f"reward/{name}_std", self.window)
             level = history.latest(f"reward/{name}_mean", self.window)
             is_same = bool(level) and max(values(level)) - min(values(level)) < 1e-9
             is_idle = name == OVERLONG and mean(level) == 0
             if (
-                facts.weights.get(name, 1.0)
+                facts.weights.get(name, 0.0 if name in unpaid else 1.0)
                 and spread
                 and is_same
                 and not is_idle
