@@ -101,7 +101,11 @@ def test_messages_are_passed_when_asked_for(tmp_path: Path):
     ("source", "cause"),
     [
         ("def score(completion): return None", "returned None"),
-        ("def score(completion, gold): return 1.0", "needs gold, which is no column of this sample; it has answer"),
+        (
+            "def score(completion, gold): return 1.0",
+            "needs gold, .*; it has answer, .*, and the question as prompt",
+        ),
+        ("def score(completions, problem): return [1.0]", "needs problem, .* and the question as prompts"),
         ("def score(completions): return []", "returned 0 rewards for 1 completion"),
         ("def score(completions): return [1.0, 0.0]", "returned 2 rewards for 1 completion"),
         ("def score(completions): return 1.0", "returned float, expected a list"),

@@ -40,6 +40,16 @@ def test_the_reward_is_the_weighted_sum():
     assert verdict.parts == {"numeric": 1.0, "parsable": 1.0, "bare": 0.0}
 
 
+@pytest.mark.parametrize("read", ['os.environ["GNOMON_NO_SUCH_KEY"]', 'os.environ[str(completion) * 0 + "GNOMON_X"]'])
+def test_a_variable_that_a_reward_may_not_see_is_said(tmp_path: Any, read: str):
+    """Graders have few of a run's variables, and a KeyError alone does not say which setting gives more."""
+    reads = WeightedReward(returning(tmp_path, f"import os; return len({read})"))
+    other = WeightedReward(returning(tmp_path, 'return {}["GNOMON_X"]'))
+
+    assert "that grading.environment names" in str(Grading((reads,))(Sample("", "4")).error)
+    assert "grading.environment" not in str(Grading((other,))(Sample("", "4")).error)
+
+
 def test_the_overlong_penalty_is_added_to_the_sum():
     """A right answer in the middle of the buffer gets 1 - 0.5."""
     grading = Grading((WeightedReward(Numeric()),), LengthPenalty(buffer=4))

@@ -70,7 +70,8 @@ class Signature:
         if missing:
             raise VerifierError(
                 f"needs {', '.join(missing)}, {NO_COLUMN}; it has "
-                f"{', '.join(sorted(map(str, sample.columns))) or 'none'}"
+                f"{', '.join(sorted(map(str, sample.columns))) or 'none'}, and the question as "
+                f"{'prompts' if self.style == 'trl' else 'prompt'}"
             )
         everything = self.takes_all and self.style != "verl"  # verl passes settings there, never columns
         return {k: v for k, v in offered.items() if k in self.accepted or everything}

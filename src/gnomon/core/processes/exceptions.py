@@ -1,5 +1,6 @@
 """An exception in one line."""
 
+import os
 import traceback
 from pathlib import Path
 
@@ -23,7 +24,13 @@ def exception_text(error: BaseException) -> str:
     if not frames:
         return shorten(said)
     last = frames[-1]
-    return f"{shorten(said)} ({Path(last.filename).name}:{last.lineno} in {last.name})"
+    place = f"{shorten(said)} ({Path(last.filename).name}:{last.lineno} in {last.name})"
+    if isinstance(error, KeyError) and last.filename == type(os.environ).__getitem__.__code__.co_filename:
+        return (
+            f"{place}: not among the variables of this process; graders and environments see those that "
+            "grading.environment names"
+        )
+    return place
 
 
 def shorten(text: str) -> str:

@@ -149,6 +149,8 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _THOUGHT = "</think>"
 _CITED = re.compile(r"^\s*> ?")
 _ANSWER_TAG = re.compile("</?answer>")
+# In brackets, as in the prompts of MBPP and Code Llama; states[DONE] is a part of a program.
+_BRACKET_TAG = re.compile(r"^\[(?:PYTHON|BEGIN|DONE)\]|\[/PYTHON\]", re.MULTILINE)
 _BEGINNINGS = ("def ", "class ", "import ", "from ", "@", "async def ")
 
 
@@ -307,7 +309,7 @@ def _with_needs(sound: Sequence[Piece], place: int) -> str:
 
 def _unfenced(text: str, names: Collection[str]) -> str | None:
     """Return the text from its first line that begins as Python does, up to where it stops being Python."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = _BRACKET_TAG.sub("\n", text.replace("\r\n", "\n")).split("\n")
     # The first line, or the first line that begins as Python does: more starts would cost a parse each.
     starts = [0, *(number for number, line in enumerate(lines) if line.startswith(_BEGINNINGS))][:2]
     for start in dict.fromkeys(starts):
