@@ -234,7 +234,7 @@ def test_an_experiment_made_in_python_takes_words_and_tables():
     ("given", "said"),
     [
         ({"algorithm": "grop"}, "did you mean 'grpo'"),
-        ({"algorithm": 3}, "algorithm = 3: expected the name of a preset"),
+        ({"algorithm": 3}, "algorithm = 3: should be the name of a preset"),
         ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
         ({"steps": "10"}, "steps = '10': should be a whole number; write 10"),
         ({"seed": True}, "seed = True: should be a whole number"),

@@ -400,7 +400,7 @@ def test_a_dissection_says_which_argument_it_cannot_take():
     batch = gnomon.testing.make_batch([1.0, 0.0], [[1, 1], [1]])
     with pytest.raises(ConfigError, match="batch is NoneType; give a file that a run recorded"):
         gnomon.dissect(None, "grpo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="algorithm = None: expected the name of a preset"):
+    with pytest.raises(ConfigError, match="algorithm = None: should be the name of a preset"):
         gnomon.dissect(batch, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="current is int; give a tensor"):
         gnomon.dissect(batch, "grpo", 3)  # type: ignore[arg-type]

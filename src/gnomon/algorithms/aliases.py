@@ -167,14 +167,14 @@ def _scale(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> C
     if not isinstance(base.advantage, GroupRelative):
         raise ConfigError(f"'{key}' scales group advantages, and '{base.name}' uses {type(base.advantage).__name__}")
     if not isinstance(value, bool | str) or value not in _SCALES:
-        raise ConfigError(f"{key} = {value!r}: expected true, false, 'group', 'batch' or 'none'")
+        raise ConfigError(f"{key} = {value!r}: should be true, false, 'group', 'batch' or 'none'")
     return {"advantage.scale": _SCALES[value]}
 
 
 def _aggregate(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) -> Changes:
     if not isinstance(value, str) or value not in _AGGREGATES:
         raise ConfigError(
-            f"{key} = {value!r}: expected one of {', '.join(_AGGREGATES)}; a loss of another kind is another preset"
+            f"{key} = {value!r}: should be one of {', '.join(_AGGREGATES)}; a loss of another kind is another preset"
         )
     piece = _AGGREGATES[value]
     if piece != "ConstantLength":
@@ -189,13 +189,13 @@ def _aggregate(key: str, value: Any, base: Algorithm, table: Mapping[str, Any]) 
 
 def _number(key: str, value: Any) -> float:
     if type(value) not in (int, float):
-        raise ConfigError(f"{key} = {value!r}: expected a number")
+        raise ConfigError(f"{key} = {value!r}: should be a number")
     return float(value)
 
 
 def _estimator(key: str, value: Any) -> str:
     if not isinstance(value, str) or value not in _ESTIMATORS:
-        raise ConfigError(f"{key} = {value!r}: expected one of {', '.join(_ESTIMATORS)}")
+        raise ConfigError(f"{key} = {value!r}: should be one of {', '.join(_ESTIMATORS)}")
     return _ESTIMATORS[value]
 
 

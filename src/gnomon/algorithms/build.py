@@ -58,7 +58,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
     if isinstance(spec, str):
         return Resolution(_named(spec), _renamed(spec))
     if not isinstance(spec, Mapping):
-        raise ConfigError(f"algorithm = {spec!r}: expected the name of a preset, like 'grpo', or a table")
+        raise ConfigError(f"algorithm = {spec!r}: should be the name of a preset, like 'grpo', or a table")
     # Names of earlier versions first, so that everything below knows the names of today only.
     table, former = former_pieces(dict(spec))
     # Without a preset other libraries' names are not translated: what they mean depends on the preset.
@@ -66,7 +66,7 @@ def resolve_with_notes(spec: str | Mapping[str, Any]) -> Resolution:
         return Resolution(_build(Algorithm, nest(table), "algorithm"), tuple(former))
     preset = table.pop("preset")
     if not isinstance(preset, str):
-        raise ConfigError(f"algorithm.preset = {preset!r}: expected the name of a preset, like 'grpo'")
+        raise ConfigError(f"algorithm.preset = {preset!r}: should be the name of a preset, like 'grpo'")
     base = _named(preset)
     own, notes = translate(table, base)
     overrides = nest(own)
@@ -211,7 +211,7 @@ def _value(hint: Any, there: Any, value: Any, path: str) -> Any:
     if isinstance(value, str):
         return _piece(value, {}, pieces, path)
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path} = {value!r}: expected a table or the name of one of {', '.join(sorted(pieces))}")
+        raise ConfigError(f"{path} = {value!r}: should be a table or the name of one of {', '.join(sorted(pieces))}")
     if "piece" in value:
         rest = {k: v for k, v in value.items() if k != "piece"}
         return _piece(value["piece"], rest, pieces, path)
@@ -230,7 +230,7 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
     if isinstance(value, list | tuple):
         return tuple(_value(hint, None, v, f"{path}.{i}") for i, v in enumerate(value))
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path} = {value!r}: expected a list")
+        raise ConfigError(f"{path} = {value!r}: should be a list")
     changed = list(there or ())
     for key, inner in value.items():
         if not str(key).isdecimal():
@@ -244,7 +244,7 @@ def _sequence(hint: Any, there: Any, value: Any, path: str) -> tuple[Any, ...]:
 
 def _piece(name: Any, table: Mapping[str, Any], pieces: Mapping[str, type], path: str) -> Any:
     if not isinstance(name, str):
-        raise ConfigError(f"{path}.piece = {name!r}: expected a name, one of {', '.join(sorted(pieces))}")
+        raise ConfigError(f"{path}.piece = {name!r}: should be a name, one of {', '.join(sorted(pieces))}")
     if ":" in name:
         found = load_object(name)
         if isfunction(found):

@@ -12,6 +12,7 @@ from gnomon.algorithms import loss_aggregation as aggregation
 from gnomon.algorithms.algorithm import Algorithm
 from gnomon.algorithms.protocols import Advantage, Aggregate, Correction, Regularizer, Surrogate
 from gnomon.core.errors import ConfigError, unknown
+from gnomon.core.tables import either
 
 SLOTS: Mapping[Any, tuple[type, ...]] = {
     Advantage: (
@@ -41,7 +42,7 @@ SLOTS: Mapping[Any, tuple[type, ...]] = {
     ),
     Aggregate: (aggregation.TokenMean, aggregation.SequenceMean, aggregation.SequenceSum, aggregation.ConstantLength),
 }  # fmt: skip
-_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "'none'"}
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,15 @@ def leaf(hint: Any, value: Any, path: str) -> Any:
                 return value
             if isinstance(value, str) and all(isinstance(o, str) for o in options):
                 raise ConfigError(f"{path} = {value!r}: {unknown('choice', value, options)}")
-            expected.append(f"one of {', '.join(map(repr, options))}")
+            expected += map(repr, options)
         elif member is float and type(value) in (int, float) and _is_float(value):
             # bool is a subclass of int, so types are compared and not `isinstance`.
             return float(value)
         elif member in (bool, int, str) and type(value) is member:
             return value
-        elif member is not type(None):
+        else:
             expected.append(_EXPECTED.get(member, str(member)))
-    raise ConfigError(f"{path} = {value!r}: expected {' or '.join(expected)}")
+    raise ConfigError(f"{path} = {value!r}: should be {either(expected, value)}")
 
 
 def _is_float(value: int | float) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError, no_file, shortened, unknown
 from gnomon.core.sections import STARTED, TABLE_SUFFIXES
-from gnomon.core.tables import canonical, checked, flat, set_path
+from gnomon.core.tables import canonical, checked, either, flat, set_path
 from gnomon.models.place import DEFAULT, default_folder, is_prepared
 
 
@@ -377,7 +377,4 @@ def type_flaw(allowed: str, value: Any) -> str | None:
             return None
         if not option[:1].isupper() or not any(each.startswith("a piece") for each in said):
             said[words] = None
-    whole = re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value)) if "a whole number" in said else None
-    way = f"; write {whole[1]}" if whole else ""
-    *others, last = sorted(said, key=lambda each: each[:1] == "'")  # quoted ones last
-    return " or ".join(filter(None, (", ".join(others), last))) + way
+    return either([*said], value)

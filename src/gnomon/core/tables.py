@@ -5,7 +5,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from importlib.resources import files
@@ -275,9 +275,18 @@ def _leaf(hint: Any, value: Any, path: str) -> Any:
         return TypeAdapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
         reasons = sorted({_form(e["msg"].removeprefix("Input should be "), hint) for e in error.errors()})
-        whole = isinstance(value, float | str) and re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value))
-        way = f"; write {whole[1]}" if whole and "a whole number" in reasons else ""
-        raise ConfigError(f"{path} = {value!r}: should be {' or '.join(reasons)}{way}") from error
+        raise ConfigError(f"{path} = {value!r}: should be {either(reasons, value)}") from error
+
+
+def either(forms: Sequence[str], value: Any) -> str:
+    """Return in words what a value should be, of which each form is one way; and how a whole number is written.
+
+    >>> either(["'measured'", "a whole number"], "5")
+    "a whole number or 'measured'; write 5"
+    """
+    *others, last = sorted(dict.fromkeys(forms), key=lambda form: form[:1] == "'")  # quoted ones last
+    whole = re.fullmatch(r"([0-9]{1,12})(?:\.0+)?", str(value)) if "a whole number" in forms else None
+    return " or ".join(filter(None, (", ".join(others), last))) + (f"; write {whole[1]}" if whole else "")
 
 
 _FORMS = {
