@@ -21,7 +21,7 @@ from gnomon.algorithms import (
     Returns,
     Updates,
 )
-from gnomon.core.types import Batch
+from gnomon.core.types import GIVEN, Batch
 from gnomon.testing import make_batch
 
 approx = pytest.approx
@@ -161,6 +161,30 @@ def test_every_token_of_a_value_minibatch_counts_the_same(algorithm: Algorithm, 
         plain = replace(plan_of(algorithm), clip=None)
 
         assert value_loss(plain, values, minibatch, [list(range(len(minibatch)))])[0] == approx(wanted, rel=1e-12)
+
+
+@each_critic
+@few
+@given(drawn(), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_a_critic_learns_from_what_was_sampled(algorithm: Algorithm, d: Drawn, given_rows: list[bool]):
+    """A given answer has no part in its loss; a log of which no policy is known counts whole, as nothing else is there,
+    and beside demonstrations alone nothing is learned (P33).
+    """
+    is_given = torch.tensor(given_rows[: len(d.batch)])
+    batch = d.batch.with_fields(version=torch.where(is_given, GIVEN, 0))
+    demonstrated = replace(algorithm, demonstrated=True, num_generations=max(2, algorithm.num_generations))
+    sampled = batch.mask & ~is_given[:, None]
+
+    for composed, counted in ((algorithm, sampled if sampled.any() else batch.mask), (demonstrated, sampled)):
+        weighed, plain = guarded(composed, batch), replace(plan_of(composed), clip=None)
+        assert weighed.returns is not None
+        values = valued(weighed) + 0.1
+        loss, gradient = value_loss(plain, values, weighed, d.cuts)
+        error = torch.where(counted, values - weighed.returns, 0.0)
+        count = max(int(counted.sum()), 1)
+
+        assert loss == approx(float(error.square().sum()) / 2 / count, rel=1e-12)
+        same(gradient, error / count, 1e-12)
 
 
 @each_critic

@@ -55,6 +55,24 @@ def test_what_was_given_is_no_success_of_the_policy(tmp_path: Path):
     assert min(run.metrics["learner/gradient_norm"]) > 0
 
 
+@pytest.mark.parametrize("preset", ["ppo", "vc-ppo", "vapo"])
+def test_a_critic_learns_nothing_from_what_was_given(preset: str, tmp_path: Path):
+    """No sampled answer is right and every value stays 0, so a demonstration's advantage stays its whole reward."""
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    settings = (f"task={path}", "rewards=[{kind='numeric'}]", "held_out.size=0", "rollouts_per_step=16", "steps=3")
+    quick = ("learner.precision=fp32", "grading.workers=1", "evaluation.before=false", "checkpoints.every=0")
+    more = ("algorithm.demonstrated=true", "algorithm.num_generations=4", "sampling.max_completion_length=3")
+    critic = ("algorithm.critic.pretraining=none", "algorithm.critic.order=before")
+
+    run = train_experiment(load(RANDOM, [f"algorithm={preset}", *settings, *quick, *more, *critic]), tmp_path / "run")
+
+    assert run.metrics["rollout/reward_mean"] == [0.0] * 3
+    assert run.metrics["critic/return_mean"] == [0.0] * 3
+    assert run.metrics["critic/value_mean"] == [0.0] * 3
+    assert min(run.metrics["learner/gradient_norm"]) > 0
+
+
 def test_a_reward_that_compares_answers_sees_the_datasets_beside_the_policys(tmp_path: Path):
     """It is paid the number of answers that it sees: 4 for each of a group of 4, the given one among them."""
     path, pays = tmp_path / "sums.jsonl", tmp_path / "pays.py"

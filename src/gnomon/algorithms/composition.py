@@ -83,7 +83,8 @@ class Composition:
         routing: For mixtures of experts, whose experts the learner uses: its own ("free"), those of the policy when the
             step began ("proximal", R2), or those that the engine chose ("behavior", R3).
         demonstrated: Whether one of a prompt's ``num_generations`` responses is the dataset's own answer, judged as the
-            others are. No policy sampled it: its behavior has probability 1, and measures of mismatch leave it out.
+            others are. No policy sampled it: its behavior has probability 1, measures of mismatch leave it out, and a
+            critic learns nothing from it.
         samples: Whose responses are trained on: those that the "policy" samples, or the dataset's own answers ("data"),
             which is supervised fine-tuning: no engine, no reward, and the loss is their negative log-likelihood;
             or the chosen and the rejected answer of each row ("pairs"), with rewards 1 and 0; or an answer with its
@@ -216,8 +217,19 @@ class Composition:
             returns = batch.bootstrap[other, None].expand(batch.mask.shape)
             weights = SequenceMean()(batch.mask, batch.group).to(batch.behavior.dtype)
             return [batch.with_fields(returns=returns, weights=weights)]
-        cuts = minibatches(batch, self.critic.updates, seed)
+        cuts = minibatches(self.valued(batch), self.critic.updates, seed)
         return [c.with_fields(weights=TokenMean()(c.mask, c.group).to(c.behavior.dtype)) for c in cuts]
+
+    def valued(self, batch: Batch) -> Batch:
+        """Return the batch in which the tokens are trained that the critic learns from: those that were sampled.
+
+        A value is what the policy will earn, and a demonstration's reward is what another earned. On its targets the
+        critic would foretell success at prefixes that the policy rarely finishes, and the demonstration's own
+        advantage, reward minus value, would go to zero though the policy has learned nothing. Logged rollouts whose
+        policy nobody knows stay where there are no others: all that a critic can learn there is what they earned.
+        """
+        sampled = batch.mask & ~batch.is_given[:, None]
+        return batch.with_fields(mask=sampled) if self.demonstrated or bool(sampled.any()) else batch
 
     def first_rows(self, batch: Batch, seed: int, value_seed: int) -> dict[Need, Tensor]:
         """Return the rows Int[N] of the first of `minibatches` and of `value_minibatches`: what scores them can keep

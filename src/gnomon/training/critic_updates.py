@@ -94,7 +94,7 @@ async def train_critic(learner: Learner, algorithm: Algorithm, batch: Batch, ste
             it happens.
     """
     began = time.perf_counter()
-    known = measure_values(batch)
+    known = measure_values(algorithm.valued(batch))
     # `known` is measured from the values in the batch, so before the first of these updates.
     fits = [await learner.fit(minibatch, algorithm, step) for minibatch in algorithm.value_minibatches(batch, seed)]
     return sum(fits, known) + Metrics.of({"time/critic_seconds": Mean(time.perf_counter() - began, 1)})

@@ -256,9 +256,10 @@ def _estimated_entropy(current: Tensor) -> Tensor:
 def _value_loss(algorithm: Algorithm, batch: Batch) -> float | None:
     if algorithm.critic is None or batch.values is None or batch.returns is None:
         return None
+    taught = algorithm.valued(batch)
     # The token mean over the whole batch, as the reference computes it.
-    weights = batch.mask.double() / max(int(batch.mask.sum()), 1)
-    return float(algorithm.critic.loss(batch.values, batch.with_fields(weights=weights))[0])
+    weights = taught.mask.double() / max(int(taught.mask.sum()), 1)
+    return float(algorithm.critic.loss(batch.values, taught.with_fields(weights=weights))[0])
 
 
 def _letters(mask: Tensor, advantages: Tensor, push: Tensor, ratio: Tensor) -> tuple[str, ...]:
