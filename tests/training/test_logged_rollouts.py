@@ -276,6 +276,11 @@ def test_logs_of_other_tokens_are_refused(logged: Path, tmp_path: Path):
     [
         ("rollouts_from=nowhere", r"rollouts_from = '.*nowhere' has no logged rollouts of a run; name RUN/rollouts"),
         ("algorithm=dapo", "set algorithm.keep = none and algorithm.overlong = none"),
+        (
+            "algorithm.advantage={piece='Where', condition={piece='InRole', role='white'}, then={piece='Returns'}, "
+            "otherwise={piece='Returns', gamma=0.5}}",
+            r"set an algorithm that asks for no roles \(InRole\)",
+        ),
         ("algorithm=spo", "algorithm.sampler = Uniform and algorithm.tracker = none"),
         ("max_staleness=2", "set max_staleness = 0"),
     ],

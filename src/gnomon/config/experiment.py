@@ -320,6 +320,7 @@ def facts(algorithm: Algorithm) -> dict[str, Any]:
         "distributions": algorithm.top_logprobs is not None,
         "parts": "component_rewards" in algorithm.advantage.needs,
         "hints": bool(algorithm.reference.prompt),
+        "roles": "role" in algorithm.needs,
         "batch_baseline": any(getattr(part, "baseline", "") == "batch" for _, part in parts_of(algorithm.advantage)),
         "sampler": not isinstance(algorithm.sampler, Uniform),
         **{name: getattr(algorithm, name) is not None for name in ("keep", "overlong", "replay", "tracker")},

@@ -221,6 +221,7 @@ def _logged(s: SettingsByKey) -> None:
         "an algorithm that reads no whole distributions": s["algorithm.distributions"],
         "an algorithm that reads no parts of rewards": s["algorithm.parts"],
         "an algorithm without hints": s["algorithm.hints"],
+        "an algorithm that asks for no roles (InRole)": s["algorithm.roles"],
     }
     found = [fix for fix, is_wrong in wrong.items() if is_wrong]
     if found:
