@@ -86,7 +86,8 @@ def test_an_error_is_shown_with_the_lines_of_every_call(interpreter):
     first, error, after = said(interpreter, "def f(n):\n    return 1 / n\n", "f(0)", "f(2)")
 
     assert (first, after) == ("", "0.5")
-    assert error.splitlines()[1:4] == [
+    lines = [line for line in error.splitlines() if not {*line} <= {*" ~^"}]  # Python 3.13 points at the call too
+    assert lines[1:4] == [
         '  File "call 2", line 1, in <module>',
         "    f(0)",
         '  File "call 1", line 2, in f',

@@ -19,12 +19,29 @@ from gnomon.rewards.sandbox import bubblewrap
 from gnomon.rewards.sandbox.base import Outcome, SandboxLimits
 from gnomon.rewards.sandbox.linux import FOLDER, WALLS, LinuxSandbox, python
 from gnomon.rewards.sandbox.selftest import Isolation, choose, probe_isolation
-from gnomon.rewards.sandbox.watch import Watched
+from gnomon.rewards.sandbox.watch import Watched, cause_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="our own walls are Linux's")
 
 QUICK = SandboxLimits(wall_seconds=1.0, memory_mib=256, output_kib=16)
 NOBODY = 65534
+
+
+@pytest.mark.parametrize(
+    ("stderr", "cause"),
+    [
+        ("Traceback (most recent call last):\n  ...\nMemoryError\n", "memory"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB\n", "memory"),
+        ("  ...\nobject type name: MemoryError\nobject repr     : MemoryError()\nlost sys.stderr\n", "memory"),
+        ("  ...\nobject type name: ValueError\nobject repr     : MemoryError()\nlost sys.stderr\n", "exit 1"),
+        ("MemoryError\nValueError: 3\n", "exit 1"),
+        ("object type name: MemoryError\n", "exit 1"),
+        ("", "exit 1"),
+    ],
+)
+def test_lack_of_memory_is_told_from_another_error(stderr: str, cause: str):
+    """By the last line; Python 3.13 may lack the memory for a traceback, and then names the error's type alone."""
+    assert cause_of({"exit": "1"}, stderr) == cause
 
 
 def test_a_program_reads_writes_and_ends():

@@ -227,7 +227,10 @@ def cause_of(report: dict[str, str], stderr: str) -> str | None:
 
 def _is_memory(stderr: str) -> bool:
     """Whether the last line names a MemoryError, numpy's kind of it too."""
-    return stderr.rstrip().rpartition("\n")[2].partition(":")[0].endswith("MemoryError")
+    *_, last = stderr.rstrip().split("\n")
+    if last == "lost sys.stderr":  # Python 3.13, which lacked the memory for a traceback too
+        last = stderr.rpartition("\nobject type name: ")[2].partition("\n")[0]
+    return last.partition(":")[0].endswith("MemoryError")
 
 
 def _receive(pipes: dict[int, str], received: dict[str, bytearray], limit: int, wall_seconds: float) -> str | None:
