@@ -267,3 +267,24 @@ def test_an_answer_whose_last_number_is_a_part_is_refused(gold: str):
 def test_signs_scales_and_money_in_a_sentence(gold: str, said: str, right: bool):
     """A sign in words or apart from its number counts; a scale multiplies; one of two numbers is no answer."""
     assert JUDGES["numeric"](Sample("", said, columns={"answer": gold})) == float(right)
+
+
+@pytest.mark.parametrize("kind", ["boxed", "mathematics"])
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        (r"(-\infty, a) \cup (a, \infty)", r"(a, \infty) \cup (-\infty, a)", True),
+        (r"(-\infty, -\sqrt{3}] \cup [\sqrt{3}, \infty)", r"[\sqrt3,+\infty)\cup(-\infty,-\sqrt3]", True),
+        (r"x \in (0,1) \cup (2,3) \cup (4,a)", r"(4,a) \cup (0,1) \cup (2,3)", True),
+        (r"[0,1) \cup \{b\}", r"\{b\} \cup [0,1)", True),
+        (r"(-\infty, a) \cup (a, \infty)", r"(a, \infty) \cup (-\infty, a]", False),
+        (r"(-\infty, a) \cup (a, \infty)", r"(a, \infty) \cup (a, \infty)", False),
+        (r"(0,a) \cup (b,c)", r"(0,b) \cup (a,c)", False),
+        (r"(0,1) \cup (2,a)", r"(0,1) \cup (2,a) \cup (a,5)", False),
+    ],
+)
+def test_the_order_of_a_union_does_not_count(kind: str, gold: str, answer: str, right: bool):
+    """Parts with letters or roots at their ends are matched as those of numbers are, both ways."""
+    if kind == "mathematics":
+        pytest.importorskip("math_verify")
+    assert (verdict(kind, gold, answer), verdict(kind, answer, gold)) == (float(right), float(right))

@@ -430,6 +430,10 @@ def _same_shape(found: str, gold: str, number: Number | None, tolerance: float) 
     # different spellings, and a question about bases asks for one.
     if all(_BASED.fullmatch(text) for text in texts):
         return False
+    unions = [tuple(text.split("\\cup")) for text in texts]
+    if min(map(len, unions)) > 1:
+        # Whether parts that touch or overlap make the same set only algebra can tell.
+        return (len(unions[0]) == len(unions[1]) and _same_sets(unions[0], unions[1], tolerance)) or None
     lists = [_listed(text) for text in texts]
     if lists[0] and lists[1]:
         return _same_lists(lists[0], lists[1], tolerance)
