@@ -443,8 +443,11 @@ def test_a_stream_of_classes_without_an_end_is_refused(monkeypatch: pytest.Monke
     made = datasets.Dataset.from_list([{"prompt": "a", "label": 1}], features=features)
     monkeypatch.setattr("gnomon.training.objects._MOST_ROWS", 3)
 
-    with pytest.raises(ConfigError, match="dataset gave 3 rows and may have no end"):
-        write_rows(made.to_iterable_dataset().repeat(None))
+    for stream in (made.to_iterable_dataset(), made.remove_columns("label").to_iterable_dataset()):
+        with pytest.raises(ConfigError, match=r"gave 3 rows and may have no end; .* dataset=rows\.take\(10000\)"):
+            write_rows(stream.repeat(None))
+    some = TableTask(write_rows(made.to_iterable_dataset().repeat(None).take(2))).questions().questions
+    assert {question.columns["answer"] for question in some} == {"yes"}
     own = made.with_transform(lambda rows: {"prompt": rows["prompt"], "label": ["mine"]})
     assert TableTask(write_rows(own)).questions().questions[0].columns["answer"] == "mine"
 

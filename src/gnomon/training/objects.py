@@ -85,9 +85,11 @@ def write_rows(rows: Iterable[Any], name: str = "dataset") -> str:
         # Half a surrogate pair is written as JSON writes it.
         count, content, form = len(lines), "".join(lines).encode("utf-8", "backslashreplace"), "jsonl"
     if not hasattr(rows, "__len__") and count > _MOST_ROWS:
+        # islice would leave the types of a stream of `datasets` behind, and with them the names of classes.
+        some = "rows.take(10000)" if hasattr(rows, "take") else "itertools.islice(rows, 10000)"
         raise ConfigError(
-            f"{name} gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: "
-            f"{name}=itertools.islice(rows, 10000), or write them to a file"
+            f"{name} gave {_MOST_ROWS} rows and may have no end; give so many as are wanted: {name}={some}, or write "
+            "them to a file"
         )
     if not count:
         raise ConfigError(f"{name} holds no rows; give a list of dicts such as {{'prompt': ..., 'answer': ...}}")
