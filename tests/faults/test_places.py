@@ -15,6 +15,7 @@ from gnomon.records.run_card import run_card, write_card
 from gnomon.tasks.question import dataset_fingerprint
 from gnomon.tasks.tables import TableTask
 from gnomon.training.api import export, resume, train_experiment
+from gnomon.training.python_api import evaluate
 from gnomon.training.run import StopRequest
 
 TINY = ["rollouts_per_step=8", "held_out.size=4", "grading.workers=1", "algorithm.num_generations=4", "steps=4"]
@@ -55,6 +56,56 @@ def test_a_dataset_that_changed_between_two_sessions_is_refused(tmp_path: Path, 
     assert {path: path.read_bytes() for path in files} == files
     table(tmp_path / "rows.jsonl", ROWS)
     assert resume(run).steps == 4
+
+
+@pytest.mark.parametrize("change", ["answers", "order", "fewer", "prompts"])
+def test_a_run_is_not_asked_other_questions_as_those_that_it_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+):
+    """A table that changed is refused by name, since what it holds out now was trained on, or has other gold answers.
+
+    It can be asked on purpose, and then nobody says that nothing of it was trained on.
+    """
+    run = begun(tmp_path)
+    other = {
+        "answers": [{**row, "answer": "7"} for row in ROWS],
+        "order": ROWS[::-1],
+        "fewer": ROWS[:20],
+        "prompts": [{**row, "prompt": f"Say {row['prompt']}"} for row in ROWS],
+    }
+    path = table(tmp_path / "rows.jsonl", other[change])
+
+    for settings in ([], ["sampling.temperature=0.5"], ["system=Add."]):
+        with pytest.raises(DatasetError, match=rf"are not those that it began with: a row of {path}.*--task FILE"):
+            evaluate(run, overrides=settings)
+    for asked in ({"task": str(path), "prompts": 8}, {"overrides": [f"task.path={path}"]}):
+        assert evaluate(run, **asked).prompts
+        assert f"whether {run} was trained on these questions cannot be told" in capsys.readouterr().err
+    table(tmp_path / "rows.jsonl", ROWS)
+    # Other words around the same questions are the user's own setting.
+    for settings in ([], ["system=Add."]):
+        assert evaluate(run, overrides=settings).prompts == 4
+        assert "cannot be told" not in capsys.readouterr().err
+
+
+def test_an_evaluation_by_another_code_than_the_run_s_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The file of a reward, or of a reward of one of several held-out sets; a reward that is named is meant."""
+    own, theirs = tmp_path / "own.py", tmp_path / "theirs.py"
+    for each in (own, theirs):
+        each.write_text("def pay(completion, **columns):\n    return float(len(completion) % 2)\n")
+    table(tmp_path / "rows.jsonl", ROWS)
+    sets = f"evaluation.tasks=[{{task='{tmp_path}/rows.jsonl',size=2,rewards=['{theirs}:pay']}}]"
+    with pytest.raises(Exception, match="stopped after step 1 of 4"):
+        train_experiment(load(RANDOM, [*TINY, f"rewards=['{own}:pay']", sets]), tmp_path / "run", StopRequest(15, 1))
+    evaluate(tmp_path / "run")
+    assert "has changed" not in capsys.readouterr().err
+
+    for each in (own, theirs):
+        each.write_text(f"{each.read_text()}# corrected\n")
+        evaluate(tmp_path / "run")
+        assert f"{each} has changed since {tmp_path / 'run'} last used it: these scores are" in capsys.readouterr().err
+    evaluate(tmp_path / "run", overrides=["rewards=['numeric']", "evaluation.tasks=[]"])
+    assert "has changed" not in capsys.readouterr().err
 
 
 def test_what_changed_between_two_sessions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -263,7 +263,7 @@ def _go_on(
         # With a checkpoint of its own a run no longer needs its parent.
         parent = ParentRun.of(experiment) if found is None else None
         data, chosen = _prepared(resolved, console)
-        _refuse_other_questions(directory, data)
+        _refuse_other_questions(directory, experiment, data, "start a new run")
         _try_rewards(experiment, data, console)
         data = replace(data, judged=JudgeCache(directory.judged))
         inherited = _inherited(parent, experiment, data, chosen, console)
@@ -438,8 +438,6 @@ def evaluate_each(candidates: Sequence[EvalTarget], spec: EvalSpec) -> tuple[Eva
     # Runs whose training data was compared with the questions, and notes that were printed: each is said once.
     said, told = set[Path](), set[str]()
     reference_run = spec.reference_run(candidates)
-    if spec.asks_as_begun and reference_run is not None:
-        said.add(real_path(reference_run.model))  # its training has given up its own held-out questions
     asked_of = spec.experiments(candidates)
     with reading_weights([weights for _, weights in asked_of]):
         # All candidates are resolved before the first is asked, so that a missing device is found at once.
@@ -453,10 +451,19 @@ def evaluate_each(candidates: Sequence[EvalTarget], spec: EvalSpec) -> tuple[Eva
             check_serving(resolved)
             with Console() as console:
                 announce_user_code(experiment, console)
+                if reference_run is not None and not found:
+                    used = f"{reference_run.model} last used it"
+                    effect = "these scores are by the code as it is now, and those that the run recorded by the former"
+                    before, sources = latest_session(Path(reference_run.model)), sources_of(experiment)
+                    for note in changed_code(before, sources, used, effect):
+                        console.warn(note)
                 with console.phase("preparing tasks"):
                     # The questions that a run itself held out exist only as the other side of its training split.
                     is_named = bool(spec.tasks) or reference_run is None
                     data = held_out_questions(experiment) if is_named else questions(experiment)
+                    if spec.asks_as_begun and reference_run is not None and not found:
+                        # Its training has given up its own held-out questions, while they are the same.
+                        said |= _held_out_by(reference_run, experiment, data)
                 _try_rewards(experiment, data, console)
                 slow = resolved.slow_ways(data.mean_prompt_tokens)
                 for note in (*data.said, *slow):
@@ -474,10 +481,29 @@ def evaluate_each(candidates: Sequence[EvalTarget], spec: EvalSpec) -> tuple[Eva
     return tuple(found)
 
 
+def _held_out_by(run: EvalTarget, asked: Experiment, data: TrainingData) -> set[Path]:
+    """Return the run if these are the questions that it held out itself; nothing where they are of other files.
+
+    Raises:
+        DatasetError: The task is not as the run began with it, so that what it holds out now may be trained on.
+    """
+    begun = questions_of(RunDirectory(Path(run.model)).card)
+    if begun and begun != dataset_fingerprint(data.split.train):
+        if asked.evaluation.task or asked.evaluation.tasks:
+            return set()
+        # Another model, or a setting of this evaluation, may word the same questions otherwise.
+        own, _ = EvalSpec().experiments([run])[0]
+        fix = f"ask what it was not trained on: gnomon evaluate {quote(str(run.model))} --task FILE"
+        _refuse_other_questions(RunDirectory(Path(run.model)), own, questions(own), fix)
+    return {real_path(run.model)}
+
+
 def _trained_on(run: Path, data: TrainingData) -> tuple[str, ...]:
     try:
         experiment = load(run / "experiment.toml").experiment
-        said = overlap(questions(experiment).split.train, data.split.held_out).said
+        trained = questions(experiment)
+        _refuse_other_questions(RunDirectory(run), experiment, trained, "ask what it cannot have seen")
+        said = overlap(trained.split.train, data.split.held_out).said
     except UserError as error:
         return (f"whether {run} was trained on these questions cannot be told: {error}",)
     if experiment.continue_from is None:
@@ -550,13 +576,15 @@ def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:
     return replace(sample, columns={**sample.columns, **said, **played})
 
 
-def _refuse_other_questions(directory: RunDirectory, data: TrainingData) -> None:
+def _refuse_other_questions(directory: RunDirectory, experiment: Experiment, data: TrainingData, fix: str) -> None:
     begun = questions_of(directory.card)
     # Cards of earlier versions have no fingerprint.
     if begun and begun != dataset_fingerprint(data.split.train):
+        path = getattr(experiment.task, "path", "")
         raise DatasetError(
-            f"the questions of {directory.path} are not those that it began with: a row, its order, the tokenizer, its "
-            "chat template or a generator's version is another; bring the former back, or start a new run"
+            f"the questions of {directory.path} are not those that it began with: a row{f' of {path}' if path else ''},"
+            " its order, the tokenizer, its chat template or a generator's version is another; bring the former back, "
+            f"or {fix}"
         )
 
 

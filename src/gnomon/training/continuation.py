@@ -153,14 +153,15 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
 
     They are as the experiment names them, and no name is looked for anywhere else, so nothing else of the user's runs.
     """
-    named = [f"reward {r.verifier.function}" for r in experiment.rewards if isinstance(r.verifier, UserFunction)]
+    judges = (*experiment.rewards, *(reward for task in experiment.evaluation.tasks for reward in task.rewards))
+    named = [f"reward {r.verifier.function}" for r in judges if isinstance(r.verifier, UserFunction)]
     named += [f"engine {experiment.engine.kind}"] if experiment.engine.is_own else []
     plan = experiment.environment
     if plan is not None:
         named += [f"environment {plan.use}"] if plan.use else []
         named += [f"agent {plan.names}"] if plan.command else []
         named += [f"tool {tool}" for tool in plan.tools if tool not in (PYTHON, SHELL)]
-    return (*named, *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
+    return (*dict.fromkeys(named), *(f"piece {piece}" for piece in _own_pieces(algorithm_table(experiment.algorithm))))
 
 
 def sources_of(experiment: Experiment) -> dict[str, str]:
@@ -194,12 +195,17 @@ def refuse_other_code(before: Mapping[str, Any], now: Mapping[str, str]) -> None
             )
 
 
-def changed_code(before: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+def changed_code(
+    before: Mapping[str, Any],
+    sources: Mapping[str, str],
+    used: str = "this run last used it",
+    effect: str = "earlier steps were made with the former code; to make all of them with the new one, start another "
+    "run with --run-dir DIR",
+) -> list[str]:
     """Return a sentence for each of the user's files that is not as it was in the session before."""
     there = reach_table(before, "sources")
     return [
-        f"{name} has changed since this run last used it: earlier steps were made with the former code; to make all "
-        "of them with the new one, start another run with --run-dir DIR"
+        f"{name} has changed since {used}: {effect}"
         for name, digest in sources.items()
         if there.get(name, digest) != digest
     ]
