@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from tests.random_model import RANDOM
 
+from gnomon.cli.main import main
 from gnomon.config.experiment import load
 from gnomon.core.errors import CheckpointError, DatasetError, RunDirectoryError, UserError
 from gnomon.core.types import Task
+from gnomon.insight.report.write import write_report
 from gnomon.records.checkpoints import Checkpoints
 from gnomon.records.directory import RunDirectory
 from gnomon.records.run_card import run_card, write_card
@@ -106,6 +108,36 @@ def test_an_evaluation_by_another_code_than_the_run_s_says_so(tmp_path: Path, ca
         assert f"{each} has changed since {tmp_path / 'run'} last used it: these scores are" in capsys.readouterr().err
     evaluate(tmp_path / "run", overrides=["rewards=['numeric']", "evaluation.tasks=[]"])
     assert "has changed" not in capsys.readouterr().err
+
+
+def test_scores_by_two_codes_are_not_set_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Neither before and after of a run whose reward changed while it went on, nor two runs with other rewards."""
+    code = "def pay(completion, **columns):\n    return float(len(completion) % 2)\n"
+    (tmp_path / "own.py").write_text(f"{code}{code.replace('pay', 'fee')}")
+    own = [*TINY, "evaluation.before=true"]
+    for name, function in (("run", "pay"), ("fee", "fee"), ("pay", "pay")):
+        with pytest.raises(Exception, match="stopped after step 1 of 4"):
+            train_experiment(
+                load(RANDOM, [*own, f"rewards=['{tmp_path}/own.py:{function}']"]), tmp_path / name, StopRequest(15, 1)
+            )
+    runs = {name: str(tmp_path / name) for name in ("run", "fee", "pay")}
+    capsys.readouterr()
+    for other, is_other in (("fee", True), ("pay", False)):
+        assert main(["compare", "--logs", runs["run"], runs[other], "--out", str(tmp_path / f"{other}.html")]) == 0
+        assert ("the runs were judged by different rewards (pay (" in capsys.readouterr().out) is is_other
+        page = write_report([Path(runs["run"]), Path(runs[other])], tmp_path / f"report-{other}.html").path.read_text()
+        assert ("judged by different rewards" in page) is is_other
+    (tmp_path / "own.py").write_text(f"{code}# corrected\n")
+    assert main(["resume", runs["run"]]) == 0
+
+    said = capsys.readouterr().out
+    assert f"pay is not compared: {tmp_path / 'own.py'} changed while the run went on, so two codes judged it" in said
+    assert "shared prompts" not in said
+    assert "so two codes judged it" in (tmp_path / "run" / "report.html").read_text()
+    main(["compare", "--logs", runs["run"], runs["pay"], "--out", str(tmp_path / "changed.html")])
+    said = capsys.readouterr().out
+    assert "own.py changed while it went on: two codes judged it" in said
+    assert "judged by different rewards" in said
 
 
 def test_what_changed_between_two_sessions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

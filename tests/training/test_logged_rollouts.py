@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -344,3 +345,35 @@ def test_a_system_message_of_the_log_must_be_set_again(logged: Path, tmp_path: P
     with pytest.raises(ConfigError, match=re.escape('set system = "Be brief."')):
         questions(load(RANDOM, settings).experiment)
     assert isinstance(questions(load(RANDOM, [*settings, "system=Be brief."]).experiment).split.train, LoggedRollouts)
+
+
+def test_a_log_is_trained_on_with_rewards_that_read_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A log has no columns, and needs none: rewards judge held-out answers alone. The run's own rewards and task, also
+    named by other words for the same file, are no difference; other rewards, or another code of theirs, are named.
+    """
+    rows = "".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(24))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    code = "def good(prompt, completion, answer):\n    return float(completion == answer)\n"
+    code += "def short(completion, answer):\n    return float(len(completion) < 2)\n"
+    (tmp_path / "own.py").write_text(code)
+
+    def trained(name: str, *settings: str) -> str:
+        own = (*QUICK, *MORE, f"task={tmp_path}/rows.jsonl", f"rewards=['{tmp_path}/own.py:good']", "held_out.size=4")
+        assert main(["train", RANDOM, *own, *settings, "--run-dir", str(tmp_path / name)]) == 0
+        return "".join(capsys.readouterr())
+
+    trained("run")
+    log = ("--from", str(tmp_path / "run" / "rollouts"))
+    assert "differ" not in (said := trained("same", *log))
+    assert "was judged by" not in said
+    elsewhere = os.path.relpath(tmp_path)
+    settings = (f"task.path={elsewhere}/rows.jsonl", f"rewards=['{elsewhere}/own.py:good']")
+    assert "differ" not in (said := trained("same place", *log, *settings))
+    assert "was judged by" not in said
+    said = trained("other", *log, f"rewards=['{tmp_path}/own.py:short']")
+    assert re.search(
+        r"was judged by good \(\w{6}\), and its rewards are trained on as they are; this run's, short", said
+    )
+    assert "differ" not in said
+    (tmp_path / "own.py").write_text(code.replace("==", "!="))
+    assert re.search(r"was judged by good \((\w{6})\).*; this run's, good \((?!\1)", trained("changed", *log))

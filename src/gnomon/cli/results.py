@@ -134,8 +134,11 @@ def _verdict(run: Path, before: "Evaluation", after: "Evaluation") -> str:
     from gnomon.analysis.paired import compare, read_answered
     from gnomon.records.directory import RunDirectory
     from gnomon.records.eval_records import AnswerLog
+    from gnomon.records.run_card import read_card, rejudged
 
     name = next(iter(before.scores))
+    if changed := rejudged(read_card(RunDirectory(run).card)):
+        return f"{name} is not compared: {', '.join(changed)} changed while the run went on, so two codes judged it."
     log = AnswerLog(RunDirectory(run).answers)
     try:
         found = compare(read_answered(log.path(before.step)), read_answered(log.path(after.step)))

@@ -22,7 +22,7 @@ from gnomon.models.hub import card_header, check_account, check_repository, hub_
 from gnomon.records.console import duration
 from gnomon.records.jsonl import task_name
 from gnomon.records.reading import RunRecord, column
-from gnomon.records.run_card import newest_session
+from gnomon.records.run_card import newest_session, rejudged
 from gnomon.tasks.benchmarks import BENCHMARKS
 from gnomon.tasks.published import PUBLISHED
 from gnomon.tasks.readers import is_file_name
@@ -139,7 +139,8 @@ def model_card(record: RunRecord, repository: str, step: int, classifies: bool =
     body = template("insight/model_card.j2").render(
         name=name, model=model, repository=repository, step=step, way=way, preset=preset, ends=ends, rows=rows,
         experiment=experiment, ranks=ranks, classifies=classifies, named=_named, version=gnomon.__version__,
-        task=task_name(experiment) or "its task", paper=str(algorithm.get("paper", "")), verdict=verdict(ends),
+        task=task_name(experiment) or "its task", paper=str(algorithm.get("paper", "")),
+        verdict=verdict(ends, rejudged(record.card())),
         heads=["score", *(f"after step {e.step}" if e.step else "before training" for e in ends)],
         scores=[[n, *(str(e.scores[n]) if n in e.scores else "-" for e in ends)] for n in names],
         settings=_settings(record, rows, step),

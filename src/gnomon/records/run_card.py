@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from gnomon.core.atomic_files import read_plain_text, write_json
 from gnomon.core.redaction import without_secrets
-from gnomon.core.tables import packaged_toml
+from gnomon.core.tables import packaged_toml, reach_table
 
 PACKAGES = (
     "gnomon", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft",
@@ -184,6 +184,54 @@ def read_card(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def reward_digests(experiment: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
+    """Return of each reward that an experiment names what tells it from others of that name.
+
+    Args:
+        experiment: A resolved experiment's table.
+        card: The run's card, which knows the content of the user's files.
+
+    Returns:
+        Six digits by name: of settings but the weight, and of a file's content rather than its place.
+
+    >>> here, there = ({"rewards": [{"kind": "numeric", "which": which}]} for which in ("last", "first"))
+    >>> reward_digests(here, {}) == reward_digests(there, {}), list(reward_digests(here, {}))
+    (False, ['numeric'])
+    """
+    sources = reach_table(newest_session(card), "sources")
+    found: dict[str, str] = {}
+    given = experiment.get("rewards")
+    for table in given if isinstance(given, list | tuple) else ():
+        if isinstance(table, Mapping):
+            # A resolved experiment has what judges in a table of its own.
+            table = {**reach_table(table, "verifier"), **table}
+            file, _, function = str(table.get("function", "")).rpartition(":")
+            # The weight changes the sum of rewards and not what this
+            # reward judges; a file's place says nothing of its content.
+            what = {key: value for key, value in table.items() if key not in ("weight", "function", "verifier")}
+            # The run card has the digest of each file at the run's
+            # beginning, since the file may have changed afterwards.
+            said = json.dumps([sorted(what.items(), key=str), sources.get(file, file), function], default=str)
+            name = str(table.get("name") or function or table.get("kind", "reward"))
+            found[name] = hashlib.sha256(said.encode()).hexdigest()[:6]
+    return found
+
+
+def rejudged(card: Mapping[str, Any]) -> list[str]:
+    """Return the user's files that judge a run's answers and changed between its first session and its newest."""
+    first, newest = reach_table(card, "sources"), reach_table(newest_session(card), "sources")
+    code = card.get("foreign_code")
+    named = [str(each).partition(" ") for each in (code if isinstance(code, list | tuple) else ())]
+    judges = {where.rpartition(":")[0] for what, _, where in named if what not in ("piece", "engine")}
+    return [name for name, digest in first.items() if name in judges and newest.get(name, digest) != digest]
+
+
+def file_digests(names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each Python file that is there, by its name."""
+    there = {name: Path(name) for name in sorted(set(names)) if name.endswith(".py") and Path(name).is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
 
 
 def questions_of(path: Path) -> str:

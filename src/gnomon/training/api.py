@@ -58,6 +58,7 @@ from gnomon.rewards.reward_trial import made_answers, try_rewards
 from gnomon.rollouts.agent_trial import try_agent
 from gnomon.rollouts.env_workers import try_environment
 from gnomon.tasks.arithmetic import ArithmeticTask
+from gnomon.tasks.base import TaskSet
 from gnomon.tasks.contamination import overlap
 from gnomon.tasks.gold_answers import sparse_rows
 from gnomon.tasks.question import dataset_fingerprint
@@ -537,9 +538,11 @@ def _try_rewards(experiment: Experiment, data: TrainingData, console: Console) -
     check_judging_policy(data.gradings, experiment.engine, PolicyJudge.over(data, experiment.seed))
     if not experiment.rewards and experiment.environment is None:
         return
-    if experiment.algorithm.is_supervised and not data.eval_sets:
+    is_logged = experiment.rollouts_from is not None
+    if (experiment.algorithm.is_supervised or is_logged) and not data.eval_sets:
         return
-    tasks = data.split.train
+    # Logged rollouts keep the rewards that they have: only held-out answers are judged.
+    tasks = data.split.held_out if is_logged else data.split.train
     questions = [made_answers(t.text, t.columns, t.messages) for t in (tasks[n] for n in range(min(2, len(tasks))))]
     if experiment.environment is not None:
         if experiment.environment.is_agent:
@@ -550,7 +553,7 @@ def _try_rewards(experiment: Experiment, data: TrainingData, console: Console) -
             console.warn(note)
     if not experiment.rewards:
         return
-    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), data)
+    sparse = _sparse(isinstance(experiment.task, ArithmeticTask | ReasoningGymTask), data, tasks)
     questions += sparse.values()
     if experiment.environment is not None:
         # Columns that the rollout of a conversation adds, which a user's reward may read.
@@ -562,13 +565,13 @@ def _try_rewards(experiment: Experiment, data: TrainingData, console: Console) -
         console.warn(note)
 
 
-def _sparse(is_made: bool, data: TrainingData) -> dict[str, list[Sample]]:
+def _sparse(is_made: bool, data: TrainingData, tasks: TaskSet) -> dict[str, list[Sample]]:
     """Return what a function of the user's is tried on beside the first questions; generators have one form of rows."""
     own = any(isinstance(reward.verifier, UserFunction) for reward in data.judging.rewards)
     if is_made or not own:
         return {}
-    train, held_out = data.split.train, data.split.held_out
-    return sparse_rows([train] if train is held_out else [train, held_out])
+    held_out = data.split.held_out
+    return sparse_rows([tasks] if tasks is held_out else [tasks, held_out])
 
 
 def _in_conversation(sample: Sample, played: dict[str, Any]) -> Sample:

@@ -40,7 +40,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.jsonl import drop_after, step_rows
 from gnomon.records.ownership import check_own
 from gnomon.records.reading import RunRecord
-from gnomon.records.run_card import Card, end_of, newest_session, questions_of, write_extension
+from gnomon.records.run_card import Card, end_of, file_digests, newest_session, questions_of, write_extension
 from gnomon.rewards.function import UserFunction
 from gnomon.rewards.judge import RubricJudge
 from gnomon.rollouts.curriculum.base import KeptPrompts, PromptKeys
@@ -166,9 +166,7 @@ def foreign_code(experiment: Experiment) -> tuple[str, ...]:
 
 def sources_of(experiment: Experiment) -> dict[str, str]:
     """Return the user's files that a run executes, as the experiment names them, each with its SHA-256."""
-    files = {code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment)}
-    there = {name: Path(name) for name in sorted(files) if name.endswith(".py") and Path(name).is_file()}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()}
+    return file_digests(code.partition(" ")[2].rpartition(":")[0] for code in foreign_code(experiment))
 
 
 def own_code_of(experiment: Experiment) -> dict[str, str]:

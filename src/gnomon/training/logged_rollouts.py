@@ -1,7 +1,7 @@
 """Rollouts that a run logged, as what another run trains on."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -10,7 +10,7 @@ from pathlib import Path
 from gnomon.algorithms import Algorithm
 from gnomon.algorithms.composition import effective_size
 from gnomon.algorithms.user_pieces import spelled
-from gnomon.config.experiment import Experiment, load
+from gnomon.config.experiment import Experiment, load, with_absolute_paths
 from gnomon.core.errors import ConfigError, DatasetError, shortened
 from gnomon.core.progress import track
 from gnomon.core.tables import flat, to_table
@@ -19,7 +19,11 @@ from gnomon.learner.base import Learner
 from gnomon.models.load import load_tokenizer
 from gnomon.models.tokenizer import Tokenizer
 from gnomon.records.batches import LARGEST_LOGPROB
+from gnomon.records.directory import RunDirectory
 from gnomon.records.rollouts import RecordedRollout, read_rollouts
+from gnomon.records.run_card import file_digests, read_card, reward_digests
+from gnomon.rewards.function import UserFunction
+from gnomon.rewards.grading import WeightedReward
 from gnomon.rollouts.collate import collate
 from gnomon.rollouts.rollout import RolloutTimer
 from gnomon.tasks.base import TaskSet
@@ -129,7 +133,28 @@ def read_logged(experiment: Experiment, tokenizer: Tokenizer, held_out: TaskSet)
             f"{', '.join(other)} of the run that logged {place} differ from this run's, which decide about held-out "
             "questions alone: the prompts that are trained on are those of the log"
         )
+    said += _other_rewards(experiment.rewards, source.rewards, place)
     return LoggedRollouts(str(place), tuple(kept), "; ".join(said))
+
+
+def _other_rewards(rewards: Sequence[WeightedReward], logged: Sequence[WeightedReward], place: Path) -> list[str]:
+    """Return in words that this run's rewards are not those that judged the log; nothing where they are."""
+    used = file_digests(r.verifier.function.rpartition(":")[0] for r in rewards if isinstance(r.verifier, UserFunction))
+    cards = {"sources": used}, read_card(RunDirectory(place.parent).card)
+    mine, theirs = (
+        reward_digests({"rewards": [to_table(r) for r in each]}, card)
+        for each, card in zip((rewards, logged), cards, strict=True)
+    )
+    if mine == theirs:
+        return []
+    return [
+        f"{place} was judged by {_listed(theirs)}, and its rewards are trained on as they are; this run's, "
+        f"{_listed(mine)}, judge held-out answers alone"
+    ]
+
+
+def _listed(digests: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({digest})" for name, digest in digests.items()) or "the task's own"
 
 
 def _other_prompts(experiment: Experiment, source: Experiment, place: Path) -> tuple[str, ...]:
@@ -139,7 +164,9 @@ def _other_prompts(experiment: Experiment, source: Experiment, place: Path) -> t
         ConfigError: This run words questions otherwise; prompts of a log are not written anew.
     """
     named = ("task", "system", "chat_template_kwargs", "template_date")
-    mine, theirs = (flat({name: to_table(each)[name] for name in named}) for each in (experiment, source))
+    # One file may be named from two folders.
+    both = map(with_absolute_paths, (experiment, source))
+    mine, theirs = (flat({name: to_table(each)[name] for name in named}) for each in both)
     other = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
     asked = [key for key in other if key.startswith("task.")]
     is_other = any(key.endswith(("kind", ".set", ".generator", ".benchmark")) for key in asked)

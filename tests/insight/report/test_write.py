@@ -13,7 +13,6 @@ import torch
 from gnomon.config.experiment import load, to_toml
 from gnomon.core.errors import ConfigError, RunDirectoryError
 from gnomon.core.types import Grade, Group, Rollout, Task
-from gnomon.insight.report.compare import reward_digests
 from gnomon.insight.report.write import LARGEST, leave_page, run_page, write_report
 from gnomon.insight.watch.watcher import Watcher
 from gnomon.models.tiny import tiny_tokenizer
@@ -21,6 +20,7 @@ from gnomon.records.console import Console
 from gnomon.records.directory import RunDirectory
 from gnomon.records.reading import RunRecord
 from gnomon.records.rollouts import RolloutLog
+from gnomon.records.run_card import reward_digests
 from gnomon.rollouts.collate import collate
 from gnomon.training.evaluate import EvalScore, Evaluation
 

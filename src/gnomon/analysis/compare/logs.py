@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from gnomon.records.directory import RunDirectory
 from gnomon.records.eval_records import answered_after, question_digest
 from gnomon.records.foreign import ForeignRun, is_foreign, read_foreign
 from gnomon.records.reading import RunRecord, column
+from gnomon.records.run_card import rejudged, reward_digests
 from gnomon.training.evaluate import read_evaluations
 
 Kind = Literal["held-out", "training"]
@@ -37,6 +38,7 @@ class LoggedScores:
         mean: Over prompts where answers were recorded, else as it was logged.
         by_prompt: Digest of a prompt's text to its mean score; empty where no answers were recorded.
         curve: Step and score, of every step or evaluation that was logged.
+        judges: What tells each reward of the run from others of its name.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class LoggedScores:
     by_prompt: Mapping[str, float]
     curve: Sequence[tuple[int, float]]
     notes: tuple[str, ...] = ()
+    judges: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,13 @@ def _notes(found: LoggedComparison) -> list[str]:
             f"the runs held out different questions ({counts}, {len(set.intersection(*map(set, asked)))} in common), "
             "so a difference may be theirs; hold out the same ones (gnomon evaluate RUN RUN asks both the same)"
         )
+    judges = [run.judges for arm in found.arms for run in arm.runs if run.judges]
+    if any(each != judges[0] for each in judges):
+        every = dict.fromkeys(f"{name} ({digest})" for each in judges for name, digest in each.items())
+        notes.append(
+            f"the runs were judged by different rewards ({', '.join(every)}), so a difference may be theirs; judge all "
+            "by the same ones (gnomon evaluate RUN RUN takes the first one's)"
+        )
     if len({run.library for arm in found.arms for run in arm.runs}) > 1:
         notes.append("libraries score and log in ways of their own: see that reward, prompts and steps are the same")
     return notes
@@ -282,6 +292,8 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
     rows = record.metrics()
     last = rows[-1]["step"] if rows else 0
     found: dict[Kind, LoggedScores] = {}
+    judges = reward_digests(record.experiment(), record.card())
+    notes = tuple(f"{name} changed while it went on: two codes judged it" for name in rejudged(record.card()))
     evaluations = read_evaluations(record.files.evaluations)
     if evaluations:
         answered = answered_after(record.files.answers, evaluations[-1].step)
@@ -289,14 +301,14 @@ def _of_gnomon(record: RunRecord) -> dict[Kind, LoggedScores]:
         scores = {row.question: score for row in answered if (score := row.measure("avg")) is not None}
         mean = _mean(scores.values()) if scores else evaluations[-1].headline.mean
         curve = [(e.step, e.headline.mean) for e in evaluations]
-        found["held-out"] = LoggedScores(record.path, "gnomon", last, mean, scores, curve)
+        found["held-out"] = LoggedScores(record.path, "gnomon", last, mean, scores, curve, notes, judges)
     rewards = column(rows, REWARD)
     level = _recent(rewards, last)
     steps = _latest(record.rollout_steps(), last)
     by_prompt = _by_prompt([group for step in steps for group in groups_of(record.rollouts(step))])
     if by_prompt or level:
         mean = _mean(by_prompt.values() if by_prompt else level)
-        found["training"] = LoggedScores(record.path, "gnomon", last, mean, by_prompt, rewards)
+        found["training"] = LoggedScores(record.path, "gnomon", last, mean, by_prompt, rewards, notes, judges)
     return found
 
 

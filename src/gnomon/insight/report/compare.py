@@ -1,7 +1,5 @@
 """Several runs beside each other: curves over each other, final scores with intervals, and what differs."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +9,14 @@ from markupsafe import Markup
 
 from gnomon.core.atomic_files import real_path
 from gnomon.core.svg import COLORS, Series, chart
-from gnomon.core.tables import flat, packaged_toml, reach_table, value_at
+from gnomon.core.tables import flat, packaged_toml, value_at
 from gnomon.insight.report import facts
 from gnomon.insight.report.curves import NARROW, WIDE, Panel, evaluated
 from gnomon.insight.report.plots import Rows
 from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.reading import RunRecord, column
-from gnomon.records.run_card import newest_session
+from gnomon.records.run_card import reward_digests
 from gnomon.training.evaluate import Evaluation, read_evaluations
 
 _MOST_DIFFERENCES = 120
@@ -77,37 +75,6 @@ def distinct(paths: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(("/".join(part[-1:]) for part in parts), start=1)]
 
 
-def reward_digests(experiment: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, str]:
-    """Return of each reward that an experiment names what tells it from others of that name.
-
-    Args:
-        experiment: A resolved experiment's table.
-        card: The run's card, which knows the content of the user's files.
-
-    Returns:
-        Six digits by name: of settings but the weight, and of a file's content rather than its place.
-
-    >>> here, there = ({"rewards": [{"kind": "numeric", "which": which}]} for which in ("last", "first"))
-    >>> reward_digests(here, {}) == reward_digests(there, {}), list(reward_digests(here, {}))
-    (False, ['numeric'])
-    """
-    sources = reach_table(newest_session(card), "sources")
-    found: dict[str, str] = {}
-    given = experiment.get("rewards")
-    for table in given if isinstance(given, list | tuple) else ():
-        if isinstance(table, Mapping):
-            file, _, function = str(table.get("function", "")).rpartition(":")
-            # The weight changes the sum of rewards and not what this
-            # reward judges; a file's place says nothing of its content.
-            what = {key: value for key, value in table.items() if key not in ("weight", "function")}
-            # The run card has the digest of each file at the run's
-            # beginning, since the file may have changed afterwards.
-            said = json.dumps([sorted(what.items(), key=str), sources.get(file, file), function], default=str)
-            name = str(table.get("name") or function or table.get("kind", "reward"))
-            found[name] = hashlib.sha256(said.encode()).hexdigest()[:6]
-    return found
-
-
 def _score_name(run: _Run, runs: Sequence[_Run]) -> str:
     """Return the name of a run's held-out score, with a digest where the runs have different rewards of that name."""
     if not run.evaluations:
@@ -151,7 +118,7 @@ def _verdict(runs: Sequence[_Run]) -> str:
     # A run without an evaluation cannot be ranked, and leaving it out would hide that.
     if len(last) < 2 or len(last) < len(runs):
         return ""
-    if len({(e.task, e.prompts, next(iter(e.scores))) for _, e in last}) > 1:
+    if len({(e.task, e.prompts) for _, e in last}) > 1:
         return "The runs were evaluated on different questions, so their held-out scores cannot be compared."
     names = {_score_name(run, runs) for run in runs}
     if len(names) > 1:

@@ -15,7 +15,7 @@ from gnomon.records.console import duration
 from gnomon.records.corruption import damaged, in_words
 from gnomon.records.jsonl import task_name
 from gnomon.records.reading import RunRecord, column
-from gnomon.records.run_card import end_of
+from gnomon.records.run_card import end_of, rejudged
 from gnomon.training.evaluate import EvalScore, Evaluation, read_evaluations
 
 _MOST_FINDINGS = 40
@@ -73,7 +73,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
         "task": task_name(experiment) or "its task",
         "algorithm": str(named.get("name", "an algorithm")),
         "paper": str(named.get("paper", "")),
-        "verdict": verdict(evaluations),
+        "verdict": verdict(evaluations, rejudged(record.card())),
         "figures": figures(rows, evaluations),
         "damaged": in_words(damaged(record.files, seen.damaged)),
         "ended": end_of(record.card()),
@@ -95,7 +95,7 @@ def build_report(record: RunRecord, findings: Sequence[Finding], is_over: bool =
     }
 
 
-def verdict(evaluations: Sequence[Evaluation]) -> str:
+def verdict(evaluations: Sequence[Evaluation], changed: Sequence[str] = ()) -> str:
     """Return what held-out prompts say of the whole run, in one sentence; empty with fewer than two evaluations.
 
     >>> verdict([])
@@ -105,6 +105,8 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
         return ""
     before, after = evaluations[0].headline, evaluations[-1].headline
     name = next(iter(evaluations[-1].scores))
+    if changed:
+        return f"{name} is not compared: {', '.join(changed)} changed while the run went on, so two codes judged it."
     # Intervals that do not overlap are a stricter test than one of the difference.
     if after.low > before.high:
         said = "rose beyond noise"
