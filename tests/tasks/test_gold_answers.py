@@ -9,15 +9,18 @@ import pytest
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
-from gnomon.core.sections import SamplingConfig
+from gnomon.core.sections import GrammarConfig, SamplingConfig
+from gnomon.engines.base import Sampling
+from gnomon.engines.grammar import barred
 from gnomon.engines.stop_strings import until_stop
+from gnomon.models.load import load_tokenizer
 from gnomon.rewards.answers import Where
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Boxed, Exact, Format, Numeric
 from gnomon.rewards.grading import AnyVerifier, Grading, WeightedReward
 from gnomon.rewards.instructions import Instructions
 from gnomon.rewards.math import Mathematics
-from gnomon.tasks.gold_answers import MOST_HEAVY, check_answers
+from gnomon.tasks.gold_answers import MOST_HEAVY, Bounds, check_answers
 from gnomon.tasks.question import ListDataset, Question, TokenizedDataset
 from gnomon.tasks.tables import TableTask
 
@@ -34,7 +37,7 @@ def checked(folder: Path, answers: list[Any], verifier: AnyVerifier, within: Whe
     task = TableTask(str(path), answer_column="answer", require_answer=False)
     sets = [TokenizedDataset(task.questions(), as_bytes)]
     grading = Grading((WeightedReward(verifier, within=within),))
-    return check_answers(sets, grading, Limits(), partial(until_stop, sampling=SamplingConfig(**stop)))
+    return check_answers(sets, grading, Limits(), Bounds(partial(until_stop, sampling=SamplingConfig(**stop))))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,110 @@ def test_an_answer_that_a_stop_string_cuts_is_named(
 def test_an_answer_that_ends_before_a_stop_string_passes(tmp_path: Path, verifier: AnyVerifier, stop: str):
     """Also where only the form in which gnomon states it holds the string."""
     assert checked(tmp_path, ["72", "1/2", "-3.5"], verifier, stop=stop) == ""
+
+
+def bounded(answers: list[Any], reward: WeightedReward, opened: str = "", **sampling: Any) -> str:
+    """Check the answers as of the tokens of tiny-sums, which are bytes."""
+    tokenizer = load_tokenizer("tiny-sums", False)
+    drawn = Sampling(
+        **{"max_completion_length": 40, "tokenizer": "tiny-sums", "stop_ids": tokenizer.stop_ids, **sampling}
+    )
+    rows = tuple(Question(f"q{n}", "?", "?", {"answer": answer}) for n, answer in enumerate(answers))
+    tasks: Any = ListDataset("made", rows)
+    bars = partial(barred, sampling=drawn, tokenizer=tokenizer, opened=opened)
+    bounds = Bounds(partial(until_stop, sampling=drawn), bars, drawn.grammar.schema is None)
+    return check_answers([tasks], Grading((reward,)), Limits(), bounds)
+
+
+@pytest.mark.parametrize(
+    ("answers", "verifier", "within", "given"),
+    [
+        (["18", "27"], Numeric(), "anywhere", "[a-z]+"),
+        (["18", "27"], Numeric(), "anywhere", "[0-9]"),
+        (["x: #### 1,080", "$700"], Numeric(), "anywhere", "[A-D]/?"),
+        (["18", "x+1"], Boxed(), "anywhere", "[0-9x+]+"),
+        (["18"], Numeric(), "last_box", "[0-9]+"),
+        (["Yes", "No"], Exact(), "anywhere", "yes|no"),
+        (["Paris"], Exact(), "anywhere", "[a-z]*[0-9]"),
+        (["18", "27"], Numeric(), "anywhere", 1),
+        (["Paris", "Oslo"], Exact(), "anywhere", 3),
+        (["18"], Boxed(), "anywhere", 4),
+    ],
+)  # fmt: skip
+def test_a_bound_that_no_answer_can_be_said_within_is_refused(
+    tmp_path: Path, answers: list[str], verifier: AnyVerifier, within: Where, given: str | int
+):
+    """A grammar that excludes every answer, or a budget that every answer exceeds: all rollouts would earn 0."""
+    set_to = {"max_completion_length": given} if isinstance(given, int) else {"grammar": GrammarConfig(regex=given)}
+    named = "max_completion_length" if isinstance(given, int) else "grammar"
+
+    with pytest.raises(
+        DatasetError, match=rf"{len(answers)} of {len(answers)} .*sampling\.{named}[\s\S]*earn anything"
+    ):
+        bounded(answers, WeightedReward(verifier, within=within), **set_to)
+
+
+@pytest.mark.parametrize(
+    ("answers", "verifier", "given"),
+    [
+        (["18", "-27"], Numeric(), "[0-9]{4}"),
+        (["1080"], Numeric(), "[0-9]{1,3}(,[0-9]{3})*"),
+        (["0.5", "0.25"], Numeric(), "[0-9]+/[0-9]+"),
+        (["0.5"], Numeric(), r"\\frac\{[0-9]\}\{[0-9]\}"),
+        (["1/2"], Numeric(), r"[0-9.]+"),
+        (["0.5", "50%"], Numeric(), "[0-9]+%"),
+        (["18", "300"], Numeric(), r"[0-9](\.[0-9]+)?e[0-9]"),
+        (["18"], Numeric(), r"(?s:.*)#### [0-9]+"),
+        (["18"], Numeric(tolerance=20), "[0-9]"),
+        (["18"], Boxed(), r"[a-z/ ]*\\boxed\{[0-9]+\}"),
+        (["x+1"], Boxed(), r"\\fbox\{[0-9x+ ]+\}"),
+        (["Yes", "No"], Exact(casefold=True), "yes|no"),
+        (["a/b"], Exact(), r"a/b|a\/c"),
+        (["Paris", "Ulm"], Exact(), 5),
+    ],
+)  # fmt: skip
+def test_answers_that_can_be_said_pass(tmp_path: Path, answers: list[str], verifier: AnyVerifier, given: str | int):
+    """Also in another spelling of the number, and behind other text."""
+    set_to = {"max_completion_length": given} if isinstance(given, int) else {"grammar": GrammarConfig(regex=given)}
+
+    assert bounded(answers, WeightedReward(verifier), **set_to) == ""
+
+
+def test_a_part_that_cannot_be_said_is_said(tmp_path: Path):
+    """The others can be earned; the sentence has the count and one of them."""
+    said = bounded(["7", "18", "9"], WeightedReward(Numeric()), grammar=GrammarConfig(regex="[0-9]"))
+
+    assert "1 of 3 different answers of 'made' that were tried cannot be said" in said
+    assert "'18'" in said
+
+
+def test_a_box_that_the_prompt_opens_need_not_be_said(tmp_path: Path):
+    """The completion goes on within it."""
+    opened, digits = r"\boxed{", {"grammar": GrammarConfig(regex=r"[0-9]+\}")}
+
+    assert bounded(["18"], WeightedReward(Boxed()), opened, **digits) == ""
+    with pytest.raises(DatasetError, match="cannot be said"):
+        bounded(["18"], WeightedReward(Boxed()), **digits)
+
+
+@pytest.mark.parametrize(
+    ("schema", "answers", "is_found"),
+    [
+        ({"type": "boolean"}, ["18"], False),
+        ({"enum": ["A", "B"]}, ["18"], False),
+        ({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}, ["18"], True),
+        ({"type": "object", "properties": {"why": {"type": "string"}, "n": {"type": "number"}},
+          "required": ["why", "n"], "additionalProperties": False}, ["18"], True),
+    ],
+)  # fmt: skip
+def test_a_schema_in_which_no_answer_was_found_is_said(
+    tmp_path: Path, schema: dict[str, Any], answers: list[str], is_found: bool
+):
+    """Said and not refused: a few answers are written, which is no proof."""
+    said = bounded(answers, WeightedReward(Numeric()), grammar=GrammarConfig(schema=schema))
+
+    assert (said == "") == is_found
+    assert is_found or "no JSON of the schema" in said
 
 
 def test_only_the_first_three_of_many_rows_are_shown(tmp_path: Path):

@@ -4,6 +4,7 @@ llguidance works the tokens out, by an Earley parser over a prefix tree of the v
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -176,6 +177,61 @@ class Grammar:
     def obeyed(self, tokens: Sequence[int]) -> int:
         """Return how many of an answer's tokens the grammar allows, from the first one on."""
         return int(self.start.deep_copy().validate_tokens(list(tokens)))
+
+
+def barred(held: Sequence[Sequence[str]], sampling: Sampling, tokenizer: Tokenizer, opened: str = "") -> str:
+    """Return why no answer can hold one text of each list, in words; "" where one may.
+
+    Of a schema a few answers are written and each text is tried at every place in them, which is no proof.
+
+    Args:
+        opened: What a prompt writes of the answer itself.
+    """
+    held = [texts for texts in held if not any(text in opened for text in texts)]
+    grammar, plan, most = Grammar.of(sampling), sampling.grammar, sampling.max_completion_length
+    if grammar is not None and held:
+        holds = (
+            _meets(held, sampling)
+            if plan.regex is not None
+            else all(_stands(grammar, each, tokenizer) for each in held)
+        )
+        if not holds:
+            return f"no {plan.words} (sampling.grammar) holds it"
+    # A blank before a text is a token in some vocabularies, and an answer has none at its beginning.
+    sizes = [
+        [sum(bool(tokenizer.spelled([t]).strip()) for t in tokenizer.encode_plain(s)) for s in each] for each in held
+    ]
+    least = sum(map(min, sizes))
+    return f"it takes {least} tokens, and sampling.max_completion_length = {most}" if least > most else ""
+
+
+def _meets(held: Sequence[Sequence[str]], sampling: Sampling) -> bool:
+    """Return whether a text of the regular expression holds one of each list; the intersection is exact."""
+    library = import_optional("llguidance", "grammar", "sampling.grammar")
+    tokens, _ = _vocabulary(sampling.tokenizer, sampling.trust_remote_code, tuple(sampling.stop_ids))
+    wanted = [f"(?s:.*)({'|'.join(map(re.escape, each))})(?s:.*)" for each in held]
+    terms = [
+        re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", s, flags=re.DOTALL) for s in (str(sampling.grammar.regex), *wanted)
+    ]
+    rules = [f"ALL: {' & '.join(f'T{i}' for i in range(len(terms)))}", *(f"T{i}: /{s}/" for i, s in enumerate(terms))]
+    found = library.LLMatcher(
+        tokens, library.LLMatcher.grammar_from_lark("\n".join(["start: ALL", *rules])), log_level=0
+    )
+    found.compute_bitmask()
+    # Another error is that the two together are too complex.
+    return not found.get_error().startswith("NoExtensionBias")
+
+
+def _stands(grammar: Grammar, texts: Sequence[str], tokenizer: Tokenizer) -> bool:
+    """Return whether one of the texts may stand somewhere in the answers that are tried."""
+    tried = [tokenizer.encode_plain(text) for text in texts]
+    for answer in map(grammar.written, range(_TRIALS + 2)):
+        for place in range(len(answer)):
+            state = grammar.start.deep_copy()
+            state.consume_tokens(answer[:place])
+            if any(state.validate_tokens(tokens) == len(tokens) for tokens in tried):
+                return True
+    return False
 
 
 def draw_under(

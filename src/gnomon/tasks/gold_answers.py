@@ -4,22 +4,31 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from gnomon.core.errors import DatasetError
 from gnomon.core.processes.client import Limits
 from gnomon.core.progress import show_progress, track
 from gnomon.core.types import Grade, Message, Task
+from gnomon.rewards.answers import final_answer
 from gnomon.rewards.base import Sample, VerifierError
 from gnomon.rewards.code.reward import Code
+from gnomon.rewards.exact import Boxed, Exact, Numeric
 from gnomon.rewards.grader_pool import GradingPool
 from gnomon.rewards.grading import Grading, WeightedReward
 from gnomon.rewards.instructions import Instructions
+from gnomon.rewards.math import Mathematics
+from gnomon.rewards.numbers import parse_number
 from gnomon.rewards.reward_trial import made_answers
 from gnomon.tasks.base import TaskSet
 from gnomon.tasks.question import HasText, Question, QuestionSet, TokenizedDataset, digest
 
 MOST_HEAVY = 500
 """Different answers that math-verify is tried on: all of MATH-500's, some seconds; a sample of a larger table's."""
+MOST_BARRED = 50
+"""Different answers of which it is asked whether a completion can hold them."""
+_LARGEST = 10**15
+"""Larger numbers have too many spellings to be looked for."""
 SHOWN = 3
 _ROW = re.compile(r"[0-9a-f]{12}-([0-9]+)")
 
@@ -39,7 +48,25 @@ class _Flaw:
     why: str
 
 
-def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits, cut: Callable[[str], str] = str) -> str:
+@dataclass(frozen=True)
+class Bounds:
+    """What a completion may say, however well the model is trained.
+
+    Attributes:
+        cut: Returns what rewards see of a text: what stands before a stop string.
+        bars: Of lists of texts, returns why no completion can hold one of each, in words; "" where one may.
+        is_proof: Whether ``bars`` is sure; what it only did not find is said, and not refused.
+    """
+
+    cut: Callable[[str], str] = str
+    bars: Callable[[Sequence[Sequence[str]]], str] = lambda held: ""
+    is_proof: bool = True
+
+
+_FREE = Bounds()
+
+
+def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits, bounds: Bounds = _FREE) -> str:
     """Give every answer to the reward that judges it, in the form that it asks for, before anything is trained.
 
     Rewards that have such a form are tried: `Verifier.stated`. What needs math-verify is tried in a grading process, as
@@ -49,32 +76,91 @@ def check_answers(sets: Sequence[TaskSet], grading: Grading, limits: Limits, cut
         sets: Their answers are tried.
         grading: Its rewards judge them.
         limits: Of the processes that grade.
-        cut: Returns what rewards see of an answer: what stands before a stop string.
+        bounds: What a completion may say.
 
     Returns:
-        One sentence where not all answers were tried, else "".
+        In words that not all answers were tried, or that no completion can say some of those tried; else "".
 
     Raises:
-        DatasetError: An answer earns less than 1. The message names the reward, how many rows, the first three with
-            their answers, and what to do.
+        DatasetError: An answer earns less than 1, or no completion can say any of those tried. The message names the
+            reward, how many rows, the first three with their answers, and what to do.
     """
-    said = ""
+    said = list[str]()
     for tasks in sets:
         # A reward is tried alone: an answer must earn 1 from each, whatever their weights.
         for reward in grading.rewards:
-            light, heavy = _sorted(tasks, reward, cut)
+            light, heavy = _sorted(tasks, reward, bounds.cut)
             if heavy:
                 # Evenly spaced over the table: the first rows of many sets are the easy ones.
                 some = heavy[:: -(-len(heavy) // MOST_HEAVY)]
                 if len(some) < len(heavy):
-                    said = (
+                    said.append(
                         f"of {len(heavy):,} different answers of '{tasks.name}' that are no numbers, {len(some)} were "
                         f"tried with the reward '{reward.part}'"
                     )
                 light += _tried(some, reward, limits)
             if light:
                 raise DatasetError(_report(light, len(tasks), tasks.name, reward))
-    return said
+            said.append(_barred(tasks, reward, bounds))
+    return "; ".join(filter(None, said))
+
+
+def _barred(tasks: TaskSet, reward: WeightedReward, bounds: Bounds) -> str:
+    """Return in words which answers no completion can hold; "" for none, and where a reward takes other texts too.
+
+    Raises:
+        DatasetError: It can hold none of them, and that is sure.
+    """
+    if not isinstance(reward.verifier, Boxed | Exact | Mathematics | Numeric):
+        return ""
+    column = reward.verifier.column
+    golds = list(dict.fromkeys(str(asked.columns[column]) for asked in _asked(tasks) if column in asked.columns))
+    golds = golds[:: -(-len(golds) // MOST_BARRED)] if golds else []
+    found = {gold: why for gold in golds if (why := bounds.bars(_held(reward, gold)))}
+    if not found:
+        return ""
+    gold, why = next(iter(found.items()))
+    text = (
+        f"{len(found):,} of {len(golds):,} different answers of '{tasks.name}' that were tried cannot be said to the "
+        f"reward '{reward.part}', such as {_short(gold)!r}: {why}"
+    )
+    if len(found) == len(golds) and bounds.is_proof:
+        raise DatasetError(f"{text}\nno rollout could earn anything; correct that setting, or the answers")
+    return text
+
+
+def _held(reward: WeightedReward, gold: str) -> list[list[str]]:
+    r"""Return lists of texts: a completion that earns the answer holds one of each. What has endless forms is left out.
+
+    >>> _held(WeightedReward(Boxed()), "#### 1,080")[0]
+    ['box']
+    """
+    verifier = reward.verifier
+    # Of \\boxed and \\fbox.
+    is_boxed = isinstance(verifier, Boxed) and reward.within in ("anywhere", "after_thinking")
+    held = [["box"]] if is_boxed or reward.within == "last_box" else []
+    if isinstance(verifier, Exact):
+        text = gold.strip()
+        return [*held, [text, *((text.casefold(), text.upper(), text.title()) if verifier.casefold else ())]]
+    marked = final_answer(gold)
+    number = parse_number(gold if marked is None else marked)
+    if number is None or number.value is None or getattr(verifier, "tolerance", 0) or abs(number.value) > _LARGEST:
+        return held
+    # A percentage is its hundredth too.
+    scales = (1, Fraction(1, 100)) if number.unit == "%" else (1, 100)
+    return [*held, [form for scale in scales for form in _forms(abs(number.value) * scale)]]
+
+
+def _forms(value: Fraction) -> list[str]:
+    """Return what the spellings of a number hold: its numerator, its decimals or the digits before an exponent."""
+    digits = f"{float(value):e}".partition("e")[0].rstrip("0").removesuffix(".")
+    decimal = f"{float(value):f}".strip("0").removesuffix(".")
+    return [
+        str(value.numerator),
+        f"{value.numerator:,}",
+        *filter(None, (decimal,)),
+        digits if "." in digits else f"{digits}e",
+    ]
 
 
 def _sorted(

@@ -19,7 +19,7 @@ from gnomon.core.processes.client import Limits
 from gnomon.core.progress import show_progress, track
 from gnomon.core.types import Group, role_of
 from gnomon.engines.base import Sampling
-from gnomon.engines.grammar import Grammar
+from gnomon.engines.grammar import Grammar, barred
 from gnomon.engines.stop_strings import check_stop_strings, until_stop
 from gnomon.models.checkpoint_check import SavedForm
 from gnomon.models.load import adapter_tokenizer, check_weights, load_tokenizer
@@ -62,7 +62,7 @@ from gnomon.tasks.build import (
 )
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
-from gnomon.tasks.gold_answers import check_answers
+from gnomon.tasks.gold_answers import Bounds, check_answers
 from gnomon.tasks.mixture import labels_of
 from gnomon.tasks.prompt_start import Beginning, beginning_of
 from gnomon.tasks.rendered import Looks
@@ -402,9 +402,13 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     judged = [(eval_set.tasks, eval_set.grading, eval_set.sampling) for eval_set in eval_sets]
     if trained and grading is not None and is_asked:
         judged.insert(0, (split.train, grading, sampling))
-    for tasks, by, drawn in judged:
-        untried.append(check_answers([tasks], by, grading_limits(experiment), partial(until_stop, sampling=drawn)))
     beginning = beginning_of(tokenizer, experiment.grading.opening)
+    for tasks, by, drawn in judged:
+        # What the prompt opens, such as a box, a completion need not say.
+        opened = beginning.opening(tasks[0].prompt) if len(tasks) else ""
+        bars = partial(barred, sampling=drawn, tokenizer=tokenizer, opened=opened)
+        bounds = Bounds(partial(until_stop, sampling=drawn), bars, drawn.grammar.schema is None)
+        untried.append(check_answers([tasks], by, grading_limits(experiment), bounds))
     halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
     untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
@@ -414,7 +418,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
     untried.append(_one_label(split.train) if experiment.algorithm.samples == "labels" else "")
     untried.append(_idle_packages(experiment, [by for by in (grading, *(each.grading for each in eval_sets)) if by]))
-    said = "; ".join(filter(None, untried))
+    said = "; ".join(dict.fromkeys(filter(None, untried)))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, eval_sets=eval_sets)
 
 
