@@ -227,6 +227,15 @@ def test_a_folder_without_config_lists_what_it_holds(tmp_path):
         check_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "tokenizer.model"])
+def test_a_pointer_of_git_lfs_is_told_from_a_damaged_file(tmp_path, name):
+    """A clone without Git LFS has three lines of text in place of each large file."""
+    folder = config_only(tmp_path / "m", {"model_type": "llama"})
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 2024920\n")
+    with pytest.raises(ModelError, match=rf"{name}' is a pointer of Git LFS .*`git lfs pull`"):
+        check_model(str(folder))
+
+
 def test_a_folder_without_weights_says_what_was_looked_for(tmp_path):
     """All names that would have done are listed."""
     folder = config_only(tmp_path / "m", {"model_type": "llama"})

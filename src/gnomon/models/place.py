@@ -128,6 +128,10 @@ def check_device(asked: str) -> None:
     raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got '{asked}'{hint}")
 
 
+_POINTER = b"version https://git-lfs.github.com"
+_BY_LFS = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt")
+"""Endings of files that a repository of models may keep in Git LFS."""
+
 LINEAR = ("down_proj", "gate_proj", "k_proj", "lm_head", "o_proj", "q_proj", "up_proj", "v_proj")
 _OF_EXPERTS = ("k_proj", "lm_head", "o_proj", "q_proj", "v_proj")
 LINEAR_LAYERS: Mapping[str, tuple[str, ...]] = {
@@ -189,6 +193,12 @@ def _model_type(name: str) -> str:
 
 
 def _check_folder(folder: Path) -> None:
+    for file in sorted(path for path in folder.iterdir() if path.suffix in _BY_LFS and path.is_file()):
+        with file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise ModelError(
+                    f"'{file}' is a pointer of Git LFS and not the file; fetch it with `git lfs pull` in '{folder}'"
+                )
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
             f"'{folder}' holds a LoRA adapter only; name its base as model and this folder as lora.adapter"
