@@ -185,3 +185,32 @@ def test_a_question_that_is_written_more_than_once_is_said(count):
     tokenizer = tokenizer_of(CHATML.replace("{{ m['content'] }}", "{{ m['content'] }} " * count))
 
     assert f"the model's chat template writes every question {count} times" in beginning_of(tokenizer).notes
+
+
+_KNOWN = "{% for m in messages %}<|head|>{{ m['role'] }}\n{{ m['content'] }}<|body|>\n{% endfor %}<|head|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "marks", "end"),
+    [
+        (_KNOWN.replace("head", "turn").replace("body", "stop"), ["<|turn|>", "<|stop|>"], "<|stop|>"),
+        (_KNOWN.replace("head", "turn"), ["<|turn|>"], None),
+        (_KNOWN.replace("body", "eot_id"), ["<|eot_id|>"], "<|eot_id|>"),
+        (_KNOWN.replace("<|head|>", "<start_of_turn>").replace("<|body|>", "<end_of_turn>"),
+         ["<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
+        (_KNOWN.replace("<|head|>", "<\uff5cUser\uff5c>"), ["<\uff5cUser\uff5c>"], None),
+    ],
+)  # fmt: skip
+def test_marks_of_a_template_that_are_no_tokens_are_said(template, marks, end):
+    """A template copied onto a base model's tokenizer is spelled in bytes: its end of turn ends nothing."""
+    [note] = [note for note in beginning_of(tokenizer_of(template)).notes if "no tokens" in note]
+
+    assert f"writes {', '.join(marks)}, which are no tokens of its tokenizer" in note
+    assert ("ends no answer" in note) == (end is not None)
+    assert end is None or f'{end} ends no answer (sampling.stop = ["{end}"] does)' in note
+
+
+@pytest.mark.parametrize("template", [_KNOWN, CHATML, R1, HARMONY, MISTRAL, VICUNA, PLAIN, None])
+def test_marks_that_are_tokens_are_not_said(template):
+    """Nor what is no mark: [INST], USER: and plain contents."""
+    assert not [note for note in beginning_of(tokenizer_of(template)).notes if "no tokens" in note]

@@ -20,6 +20,7 @@ _ASKED, _SAID = "gnomonasked", "gnomonsaid"
 _QUESTION: Message = {"role": "user", "content": _ASKED}
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning|reason|analysis)>|\[THINK\]|<\|channel\|>")
 _CLOSED = re.compile(r"\s*(<(\w+)>.*?</\2>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL)
+_MARK = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|<(?:start|end)_of_turn>")
 _TAIL = 200
 """Tokens at a prompt's end that are looked at."""
 
@@ -87,6 +88,7 @@ def beginning_of(tokenizer: ChatTokenizer, is_opening_shown: bool = True) -> Beg
         _opening_note(opened, is_opening_shown),
         _twice_note(tokenizer, asked),
         _repeated_note(asked),
+        _spelled_note(tokenizer, asked),
     )
     return Beginning(tokenizer, header, tuple(note for note in notes if note), is_opening_shown)
 
@@ -184,6 +186,30 @@ def _twice_note(tokenizer: ChatTokenizer, asked: str) -> str | None:
 def _repeated_note(asked: str) -> str | None:
     count = asked.count(_ASKED)
     return f"the model's chat template writes every question {count} times" if count > 1 else None
+
+
+def _spelled_note(tokenizer: ChatTokenizer, asked: str) -> str | None:
+    """Return which marks of the template are no tokens; None where all are."""
+    tail = ""
+    with contextlib.suppress(ConfigError):
+        answered = tokenizer.template([_QUESTION, {"role": "assistant", "content": _SAID}], begins_answer=False) or ""
+        tail = answered.rpartition(_SAID)[2]
+    # Some vocabularies have a token for the blank before a mark.
+    counts = {
+        mark: sum(bool(tokenizer.spelled([i]).strip()) for i in tokenizer.encode(mark))
+        for mark in _MARK.findall(asked + tail)
+    }
+    marks = [mark for mark, count in counts.items() if count > 1]
+    if not marks:
+        return None
+    said = (
+        f"the model's chat template writes {', '.join(marks[:3])}, which are no tokens of its tokenizer ({marks[0]} is "
+        f"{counts[marks[0]]} of them)"
+    )
+    end = next((mark for mark in marks if tail.lstrip().startswith(mark)), None)
+    if end is not None:
+        said = f'{said}, and {end} ends no answer (sampling.stop = ["{end}"] does)'
+    return f"{said}: unless the model was trained so, use the tokenizer or the template that belongs to it"
 
 
 def _end(text: str) -> str:
