@@ -231,6 +231,13 @@ def test_only_the_first_three_of_many_rows_are_shown(tmp_path: Path):
     assert len(str(caught.value).splitlines()) == 5
 
 
+@pytest.mark.parametrize("verifier", [Numeric(), Boxed(), Exact()], ids=lambda v: v.kind)
+def test_a_list_as_an_answer_says_what_to_write(tmp_path: Path, verifier: AnyVerifier):
+    """Some datasets have the one answer in a list."""
+    with pytest.raises(DatasetError, match=r"got \['\$5\$'\]; write the one right text in place of the list"):
+        checked(tmp_path, [["$5$"]], verifier)
+
+
 def test_a_row_without_an_answer_is_named(tmp_path: Path):
     """A reward that compares would fail on each of its samples."""
     with pytest.raises(DatasetError, match=r"row 2: 'None': there is no column 'answer'"):

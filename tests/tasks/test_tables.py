@@ -36,6 +36,14 @@ def write(path: Path, rows: list[Any]) -> str:
             b'{"prompt": "1+3=", "Answers": 3}',
             'answer: missing; the row has prompt, Answers; task.answer_column = "Answers" takes that one',
         ),
+        (
+            b'{"prompt": "1+3=", "expected_answer": 3}',
+            'answer: missing; the row has prompt, expected_answer; task.answer_column = "expected_answer" takes that one',  # noqa: E501
+        ),
+        (
+            b'{"prompt": "1+3=", "Final answer": 3}',
+            'answer: missing; the row has prompt, Final answer; task.answer_column = "Final answer" takes that one',
+        ),
         (b'{"prompt": 5, "answer": 3}', "prompt: must be text or a list of messages, got int"),
         (b'{"prompt": "1+3="}', "answer: missing; the row has prompt (task.require_answer = false does without)"),
         (b'{"prompt": "1+4=", "answer": 5, "id": "a"}', "id: 'a' is already the id of row 1"),

@@ -226,6 +226,18 @@ def test_rewards_that_all_have_weight_0_are_said(weights: list[float], is_said: 
 
 
 @pytest.mark.parametrize(
+    ("weights", "is_said"), [([-1.0], True), ([-0.5, 0.0], True), ([-1.0, 0.1], False), ([0.0], False)]
+)
+def test_rewards_of_which_none_has_a_weight_above_0_are_said(weights: list[float], is_said: bool):
+    """The right answer would earn the least, which may be meant of a count of faults."""
+    rewards = ", ".join(f"{{kind='numeric', weight={weight}, name='r{n}'}}" for n, weight in enumerate(weights))
+    remarks = questions(load("tiny", [f"rewards=[{rewards}]"]).experiment).said
+
+    wanted = f"no reward has a weight above 0, so the answer that does best at 'r0' ({weights[0]:g}) earns the least"
+    assert any(wanted in remark for remark in remarks) == is_said
+
+
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["cluster.graders=4"], "cluster.graders = 4 changes nothing without a cluster"),

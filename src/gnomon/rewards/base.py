@@ -146,7 +146,8 @@ def text_column(sample: Sample, name: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise VerifierError(f"column '{name}' should be text or a number, got {_SHOWN.repr(value)}")
+    remedy = "; write the one right text in place of the list" if isinstance(value, list | tuple) else ""
+    raise VerifierError(f"column '{name}' should be text or a number, got {_SHOWN.repr(value)}{remedy}")
 
 
 def real(value: object) -> float:

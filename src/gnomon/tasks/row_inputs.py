@@ -32,6 +32,8 @@ _ELSE = "or name it in task.reward_columns where only rewards read it"
 # A name in braces that follows no letter, brace, ^, _ or backslash: \boxed{x} and x^{n} are TeX and no columns.
 _FIELD = re.compile(r"(?<![A-Za-z}^_\\])\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 _QUESTION = "question"
+# What datasets write before the name of a right answer.
+_RIGHT = re.compile(r"(expected|final|correct|gold|golden|reference|true|right)[_ -]")
 
 
 @dataclass(frozen=True)
@@ -216,5 +218,5 @@ def names_in(values: Mapping[str, Any], setting: str | None = None, known: Seque
     shown = (on_one_line(name) if name and name == name.strip() else repr(name) for name in values)
     said = shortened(", ".join(shown), 200) or "nothing"
     new = [name for name, value in values.items() if setting and value is not None and name not in known]
-    near = next((n for n in new if difflib.get_close_matches(n.strip().lower(), known, 1, 0.8)), None)
+    near = next((n for n in new if difflib.get_close_matches(_RIGHT.sub("", n.strip().lower()), known, 1, 0.8)), None)
     return said if near is None else f"{said}; task.{setting} = {json.dumps(near, ensure_ascii=False)} takes that one"

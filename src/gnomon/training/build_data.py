@@ -412,14 +412,24 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
     untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
-    if trained and is_asked and grading is not None and not parts_count and not any(grading.weights.values()):
-        untried.append("every reward has weight 0, so all answers earn 0 and nothing is learned from rewards")
+    if trained and is_asked and grading is not None and not parts_count:
+        untried.append(_unrewarded(grading))
     if is_supervised and not eval_sets and experiment.evaluation.samples > 1:
         untried.append(f"evaluation.samples = {experiment.evaluation.samples} changes nothing: no answer is drawn")
     untried.append(_one_label(split.train) if experiment.algorithm.samples == "labels" else "")
     untried.append(_idle_packages(experiment, [by for by in (grading, *(each.grading for each in eval_sets)) if by]))
     said = "; ".join(dict.fromkeys(filter(None, untried)))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, eval_sets=eval_sets)
+
+
+def _unrewarded(grading: Grading) -> str:
+    """Return in words that no weight is above 0; "" where one is."""
+    if any(weight > 0 for weight in grading.weights.values()):
+        return ""
+    if not any(grading.weights.values()):
+        return "every reward has weight 0, so all answers earn 0 and nothing is learned from rewards"
+    below = ", ".join(f"'{reward.part}' ({reward.weight:g})" for reward in grading.rewards if reward.weight)
+    return f"no reward has a weight above 0, so the answer that does best at {below} earns the least"
 
 
 def _cut(sampling: Sampling, turn: int) -> str:
