@@ -144,7 +144,8 @@ def _held(reward: WeightedReward, gold: str) -> list[list[str]]:
         return [*held, [text, *((text.casefold(), text.upper(), text.title()) if verifier.casefold else ())]]
     marked = final_answer(gold)
     number = parse_number(gold if marked is None else marked)
-    if number is None or number.value is None or getattr(verifier, "tolerance", 0) or abs(number.value) > _LARGEST:
+    is_near = isinstance(verifier, Boxed | Numeric) and verifier.tolerance > 0
+    if number is None or number.value is None or is_near or abs(number.value) > _LARGEST:
         return held
     # A percentage is its hundredth too.
     scales = (1, Fraction(1, 100)) if number.unit == "%" else (1, 100)
