@@ -382,7 +382,9 @@ def in_markdown(found: Mapping[str, Any]) -> str:
             f"| [{row['low']:.3f}, {row['high']:.3f}] | {' | '.join(more)} |"
         )
     beyond = [pair for pair in found["pairs"] if pair["corrected"] <= SIGNIFICANCE]
-    lines += ["", f"{len(beyond)} of {len(found['pairs'])} pairs differ beyond noise (Holm's correction over all):", ""]
+    lines += ["", f"{len(beyond)} of {len(found['pairs'])} pairs differ beyond noise (Holm's correction over all)"]
+    lines[-1] += ":" if beyond else "."
+    lines += [""] if beyond else []
     lines += [
         f"- {pair['cell']}: {pair['second']} less {pair['first']} is {pair['mean']:+.3f} "
         f"[{pair['interval']['low']:.3f}, {pair['interval']['high']:.3f}] ({in_words(pair['corrected'])})"
