@@ -1,7 +1,11 @@
+import asyncio
+import gc
 import json
 import signal
 import subprocess
 import sys
+import warnings
+from asyncio import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 
 from gnomon.core.errors import ConfigError, GradingError, RewardError
 from gnomon.core.processes.client import ForkServer, Limits
+from gnomon.core.processes.pool import WorkerPool
 from gnomon.rewards.code.reward import Code
 from gnomon.rewards.exact import Numeric
 from gnomon.rewards.function import UserFunction
@@ -106,6 +111,27 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(monkeypatch
     finally:
         program.send_signal(signal.SIGCONT)
         fork_server.close()
+
+
+def test_a_fork_that_nobody_waits_for_leaves_no_connection_open():
+    """A conversation may be withdrawn while a worker is forked for it."""
+
+    async def withdrawn() -> None:
+        pool = WorkerPool(ForkServer(grading_program(Grading((WeightedReward(Numeric()),))), Limits()), "graders", 30.0)
+        await pool.open()
+        forks = [asyncio.ensure_future(pool.fork()) for _ in range(4)]
+        await asyncio.sleep(0)
+        for fork in forks:
+            fork.cancel()
+        assert [type(each) for each in await asyncio.gather(*forks, return_exceptions=True)] == [CancelledError] * 4
+        await pool.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(withdrawn())
+        gc.collect()
+
+    assert [str(each.message) for each in caught] == []
 
 
 def test_grading_leaves_no_compiled_modules(tmp_path: Path):

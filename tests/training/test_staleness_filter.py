@@ -209,7 +209,7 @@ def test_a_floor_is_a_fraction(floor: float):
     ("overrides", "said"),
     [
         (["max_staleness=often"], "max_staleness = 'often': should be .*'measured'"),
-        (["max_staleness=1.5"], "max_staleness = 1.5: should be 'measured' or a whole number"),
+        (["max_staleness=1.5"], "max_staleness = 1.5: should be a whole number or 'measured'"),
         (["max_staleness=2", "staleness.slack=3"], "staleness.slack must be from 0 to max_staleness = 2 steps, got 3"),
         (["staleness.slack=1"], "staleness.slack must be from 0 to max_staleness = 0 steps"),
         (["staleness.slack=-1"], "staleness.slack must be 0 or more"),

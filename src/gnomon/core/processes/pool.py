@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -89,6 +90,11 @@ class Worker:
         return codec.decode(line)
 
 
+def _hang_up(forked: "asyncio.Future[tuple[int, socket.socket]]") -> None:
+    if not forked.cancelled() and forked.exception() is None:
+        forked.result()[1].close()
+
+
 class WorkerPool:
     """The workers of one fork server. One thread makes all blocking calls to the fork server.
 
@@ -119,7 +125,13 @@ class WorkerPool:
             TimeoutError: It was not ready in time.
             RewardError: The message names what the worker could not import.
         """
-        pid, connection = await self._call(self.fork_server.fork)
+        forked = asyncio.ensure_future(self._call(self.fork_server.fork))
+        try:
+            pid, connection = await asyncio.shield(forked)
+        except asyncio.CancelledError:
+            # Nobody waits for the worker any more: it ends with its connection.
+            forked.add_done_callback(_hang_up)
+            raise
         reader, writer = await asyncio.open_connection(sock=connection, limit=LONGEST_ANSWER)
         worker = Worker(pid, reader, writer)
         self.workers.add(worker)
