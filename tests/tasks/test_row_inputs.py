@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from tests.tasks.templates import QWEN, tokenizer_of
 
+from gnomon.config.experiment import load
 from gnomon.core.errors import DatasetError
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.question import TokenizedDataset
-from gnomon.tasks.row_inputs import further_of, untold_flaw
+from gnomon.tasks.row_inputs import further_of, untold_flaw, untold_inputs
 from gnomon.tasks.tables import TableTask
+from gnomon.training.build_data import questions
 
 WEATHER = {"name": "weather", "description": "Weather.", "parameters": {"type": "object", "properties": {}}}
 WRAPPED = {"type": "function", "function": WEATHER}
@@ -124,3 +126,43 @@ def test_a_column_that_tells_the_model_something_is_in_its_prompt(row, content, 
     assert (found is None) == (said is None)
     assert said is None or str(found).startswith(said)
     assert untold_flaw(row, content, tuple(row)) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "found"),
+    [
+        ({"choices": ["red", "blue"]}, "Which?", ["choices"]),
+        ({"choices": ["red", "blue"]}, "Which? (A) red (B) blue", []),
+        ({"choices": {"text": ["red", "blue"], "label": ["A", "B"]}}, "red or blue?", []),
+        ({"choices": {"text": ["red", "blue"], "label": ["A", "B"]}}, "Which?", ["choices"]),
+        ({"A": "1", "B": "2", "C": "3", "D": "4", "answer": "A"}, "x+y?", ["A", "B", "C", "D"]),
+        ({"A": "1"}, "2+2?", []),
+        ({"context": " There are 3 cats. "}, "There are 3 cats. How many?", []),
+        ({"context": "There are 3 cats."}, "How many?", ["context"]),
+        ({"context": None, "input": ""}, "How many?", []),
+        ({"input": "0+0", "instruction": "Add"}, "Add 0+0", []),
+        ({"input": "0+0"}, "Add the numbers", ["input"]),
+        ({"input": "4", "answer": "4"}, "2+2?", []),
+        ({"image_path": "a.png"}, "What is this?", ["image_path"]),
+        ({"topic": "sums"}, "2+2?", []),
+    ],
+)
+def test_columns_that_usually_mean_input_are_found(columns, asked, found):
+    """Where a text of theirs is not in the question; the answer under such a name is none."""
+    assert untold_inputs(columns, asked) == found
+    assert untold_inputs(columns, ({"role": "user", "content": asked},)) == found
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_said"),
+    [("steps=1", True), ('task.template="{context} {question}"', False), ('task.reward_columns=["context"]', False)],
+)
+def test_a_context_that_reaches_no_prompt_is_said(tmp_path, setting, is_said):
+    """With the template to type; not where the template has it, or where rewards alone read it."""
+    rows = [{"question": f"How many, {n}?", "context": f"There are {n} cats.", "answer": n} for n in range(30)]
+    (tmp_path / "cats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [f"task={tmp_path / 'cats.jsonl'}", "held_out.size=3", "held_out.fraction=0.3", "rollouts_per_step=16"]
+    said = questions(load("tiny", [*asked, "rewards=['numeric']", setting]).experiment).said
+
+    wanted = 'task.template = "{context} {question}"'
+    assert any("the column context reaches no prompt in 26 of 26" in one and wanted in one for one in said) == is_said

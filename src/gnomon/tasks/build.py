@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from gnomon.rewards.exact import Numeric
 from gnomon.rewards.grading import WeightedReward
 from gnomon.rewards.reasoning import Reasoning
 from gnomon.tasks.arithmetic import ArithmeticTask
-from gnomon.tasks.base import Content, Renderer, TaskSet
+from gnomon.tasks.base import Renderer, TaskSet
 from gnomon.tasks.benchmarks import BENCHMARKS, BenchmarkTask, benchmark_named
 from gnomon.tasks.chat import ChatTokenizer
 from gnomon.tasks.contamination import Overlap, overlap
@@ -26,6 +27,7 @@ from gnomon.tasks.published import PUBLISHED, PublishedTask, published_named
 from gnomon.tasks.question import Answers, ListDataset, Question, QuestionSet, TokenizedDataset, one_answer_each
 from gnomon.tasks.readers import is_file_name
 from gnomon.tasks.reasoning import ReasoningGymTask, generators
+from gnomon.tasks.row_inputs import untold_inputs
 from gnomon.tasks.split import RESERVED, HeldOut, Subset, by_content, check_disjoint, disjoint, first, repeated, unique
 from gnomon.tasks.tables import TableTask
 
@@ -405,7 +407,9 @@ def repetitions(config: TaskConfig, asked: QuestionSet) -> str:
 
 def own_system(sets: Iterable[TaskSet]) -> str:
     """Return, in words, how many questions of tables bring a system message that replaces `system`; "" for none."""
-    own, asked = _count(sets, lambda said: not isinstance(said, str) and any(m["role"] == "system" for m in said))
+    own, asked = _count(
+        sets, lambda q: not isinstance(q.content, str) and any(m["role"] == "system" for m in q.content)
+    )
     return f"`system` is not before {own:,} of {asked:,} questions, which bring a system message" if own else ""
 
 
@@ -422,7 +426,7 @@ def marked(sets: Iterable[TaskSet], tokenizer: ChatTokenizer) -> str:
         written = tokenizer.template([probe])
     marks = [text for text in tokenizer.control_strings if text.strip() and (written is None or text in written)]
     mark = re.compile("|".join(map(re.escape, marks)) or "(?!)")
-    found, asked = _count(sets, lambda said: mark.search(str(said)) is not None)
+    found, asked = _count(sets, lambda q: mark.search(str(q.content)) is not None)
     if not found:
         return ""
     return (
@@ -431,13 +435,37 @@ def marked(sets: Iterable[TaskSet], tokenizer: ChatTokenizer) -> str:
     )
 
 
-def _count(sets: Iterable[TaskSet], is_so: Callable[[Content], bool]) -> tuple[int, int]:
+def untold(sets: Iterable[TaskSet], read: Collection[str]) -> str:
+    """Return, in words, which column that usually means input stands in no question of its row; "" for none.
+
+    Args:
+        read: Columns that rewards read, of which nothing is said.
+    """
+    found = Counter[str]()
+
+    def count(question: Question) -> bool:
+        names = untold_inputs(question.columns, question.content)
+        found.update(name for name in names if name not in read)
+        return bool(names)
+
+    _, asked = _count(sets, count)
+    if not found:
+        return ""
+    name, rows = found.most_common(1)[0]
+    more = f" (nor do {', '.join([n for n in found if n != name][:4])})" if len(found) > 1 else ""
+    return (
+        f"the column {name} reaches no prompt in {rows:,} of {asked:,} questions{more}: where it belongs to "
+        f'the question, set task.template = "{{{name}}} {{question}}", else task.reward_columns = ["{name}"]'
+    )
+
+
+def _count(sets: Iterable[TaskSet], is_so: Callable[[Question], bool]) -> tuple[int, int]:
     """Return how many questions of tables are so, and how many there are in all."""
     found = [_count_in(tasks.questions, is_so) for tasks in sets if isinstance(tasks, TokenizedDataset)]
     return sum(count for count, _ in found), sum(asked for _, asked in found)
 
 
-def _count_in(asked: QuestionSet, is_so: Callable[[Content], bool]) -> tuple[int, int]:
+def _count_in(asked: QuestionSet, is_so: Callable[[Question], bool]) -> tuple[int, int]:
     source = asked
     # Views are taken off until the set itself shows whether it is a table.
     while isinstance(source, Subset):
@@ -447,7 +475,7 @@ def _count_in(asked: QuestionSet, is_so: Callable[[Content], bool]) -> tuple[int
         return sum(count for count, _ in parts), sum(count for _, count in parts)
     if not isinstance(source, ListDataset):
         return 0, len(asked)
-    return sum(is_so(asked[index].content) for index in range(len(asked))), len(asked)
+    return sum(is_so(asked[index]) for index in range(len(asked))), len(asked)
 
 
 def trained_again(train: QuestionSet) -> str:

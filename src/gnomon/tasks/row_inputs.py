@@ -18,6 +18,12 @@ SWITCHES = ("documents", "enable_thinking", "reasoning_effort")
 TOLD = ("system", "system_prompt")
 """Columns of text that other programs put before the question, as a system message."""
 TOOLS, KWARGS = "tools", "chat_template_kwargs"
+OFTEN_INPUT = (
+    "choices", "options", "context", "passage", "instruction", "input", "image_path", "image_paths", "audio_path",
+    "video_path",
+)  # fmt: skip
+"""Columns that are input in many datasets, and something else in others."""
+LETTERS = ("A", "B", "C", "D", "E")
 RESERVED = frozenset(
     (
         *("messages", "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
@@ -144,6 +150,29 @@ def untold_flaw(values: Mapping[str, Any], content: Content, reward_columns: Seq
     if not _is_empty(values.get("functions")) and "functions" not in reward_columns:
         return f"functions: reaches no prompt; the column of schemas is {TOOLS}: rename it, {_ELSE}"
     return None
+
+
+def untold_inputs(values: Mapping[str, Any], content: Content) -> list[str]:
+    """Return the columns that usually mean input and of which a row's prompt lacks a text.
+
+    >>> untold_inputs({"choices": ["red", "blue"], "context": "It rains."}, "It rains. red?")
+    ['choices']
+    """
+    said = content if isinstance(content, str) else "\n".join(message["content"] for message in content)
+    letters = LETTERS if values.keys() >= {*LETTERS[:2]} else ()
+    return [
+        name
+        for name in (*OFTEN_INPUT, *letters)
+        if (value := values.get(name)) is not None
+        and value != values.get("answer")
+        and not all(text.strip() in said for text in _texts(value))
+    ]
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a column; of an object those under ``text``, as ARC has its choices."""
+    found = value.get("text") if isinstance(value, Mapping) else value
+    return [str(each) for each in (found if isinstance(found, list | tuple) else [found]) if each is not None]
 
 
 def reserved_flaw(switches: Mapping[str, Any]) -> str | None:

@@ -59,6 +59,7 @@ from gnomon.tasks.build import (
     own_rewards,
     own_system,
     repetitions,
+    untold,
 )
 from gnomon.tasks.chat import ChatRenderer
 from gnomon.tasks.environment import PYTHON
@@ -68,6 +69,7 @@ from gnomon.tasks.prompt_start import Beginning, beginning_of
 from gnomon.tasks.rendered import Looks
 from gnomon.tasks.row_inputs import reserved_flaw
 from gnomon.tasks.split import Subset
+from gnomon.tasks.tables import TableTask
 from gnomon.tasks.tools import describe_tools
 from gnomon.tasks.turn_tokens import TurnTokenizer, tells_tools
 from gnomon.training.eval_spec import checkpoint_of
@@ -411,6 +413,7 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         untried.append(check_answers([tasks], by, grading_limits(experiment), bounds))
     halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
     untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
+    untried.append(_untold(experiment.task, halves, [by for _, by, _ in judged]))
     parts_count = "component_rewards" in experiment.algorithm.advantage.needs
     if trained and is_asked and grading is not None and not parts_count:
         untried.append(_unrewarded(grading))
@@ -420,6 +423,14 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
     untried.append(_idle_packages(experiment, [by for by in (grading, *(each.grading for each in eval_sets)) if by]))
     said = "; ".join(dict.fromkeys(filter(None, untried)))
     return TrainingData(tokenizer, split, sampling, grading, beginning, untried=said, eval_sets=eval_sets)
+
+
+def _untold(task: TaskConfig, sets: Sequence[TaskSet], gradings: Sequence[Grading]) -> str:
+    """Return in words that a column of a table which usually means input reaches no prompt; "" for none."""
+    if not isinstance(task, TableTask):
+        return ""
+    judged = {getattr(reward.verifier, "column", "") for by in gradings for reward in by.rewards}
+    return untold(sets, {*task.reward_columns, *judged})
 
 
 def _unrewarded(grading: Grading) -> str:
