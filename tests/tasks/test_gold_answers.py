@@ -128,7 +128,7 @@ def bounded(answers: list[Any], reward: WeightedReward, opened: str = "", **samp
     rows = tuple(Question(f"q{n}", "?", "?", {"answer": answer}) for n, answer in enumerate(answers))
     tasks: Any = ListDataset("made", rows)
     bars = partial(barred, sampling=drawn, tokenizer=tokenizer, opened=opened)
-    bounds = Bounds(partial(until_stop, sampling=drawn), bars, drawn.grammar.schema is None)
+    bounds = Bounds(partial(until_stop, sampling=drawn), bars, bool(drawn.grammar.regex))
     return check_answers([tasks], Grading((reward,)), Limits(), bounds)
 
 
@@ -142,22 +142,28 @@ def bounded(answers: list[Any], reward: WeightedReward, opened: str = "", **samp
         (["18"], Numeric(), "last_box", "[0-9]+"),
         (["Yes", "No"], Exact(), "anywhere", "yes|no"),
         (["Paris"], Exact(), "anywhere", "[a-z]*[0-9]"),
-        (["18", "27"], Numeric(), "anywhere", 1),
-        (["Paris", "Oslo"], Exact(), "anywhere", 3),
-        (["18"], Boxed(), "anywhere", 4),
     ],
 )  # fmt: skip
-def test_a_bound_that_no_answer_can_be_said_within_is_refused(
-    tmp_path: Path, answers: list[str], verifier: AnyVerifier, within: Where, given: str | int
+def test_a_grammar_that_no_answer_can_be_said_in_is_refused(
+    tmp_path: Path, answers: list[str], verifier: AnyVerifier, within: Where, given: str
 ):
-    """A grammar that excludes every answer, or a budget that every answer exceeds: all rollouts would earn 0."""
-    set_to = {"max_completion_length": given} if isinstance(given, int) else {"grammar": GrammarConfig(regex=given)}
-    named = "max_completion_length" if isinstance(given, int) else "grammar"
-
+    """All rollouts would earn 0."""
     with pytest.raises(
-        DatasetError, match=rf"{len(answers)} of {len(answers)} .*sampling\.{named}[\s\S]*earn anything"
+        DatasetError, match=rf"{len(answers)} of {len(answers)} .*sampling\.grammar[\s\S]*earn anything"
     ):
-        bounded(answers, WeightedReward(verifier, within=within), **set_to)
+        bounded(answers, WeightedReward(verifier, within=within), grammar=GrammarConfig(regex=given))
+
+
+@pytest.mark.parametrize(
+    ("answers", "verifier", "budget"),
+    [(["18", "27"], Numeric(), 1), (["Paris", "Oslo"], Exact(), 3), (["18"], Boxed(), 4)],
+)
+def test_a_budget_that_every_answer_exceeds_is_said(answers: list[str], verifier: AnyVerifier, budget: int):
+    """In a run and in an evaluation, where cut answers are a measure."""
+    said = bounded(answers, WeightedReward(verifier), max_completion_length=budget)
+
+    assert f"{len(answers)} of {len(answers)} different answers" in said
+    assert f"sampling.max_completion_length = {budget}" in said
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Bounds:
     Attributes:
         cut: Returns what rewards see of a text: what stands before a stop string.
         bars: Of lists of texts, returns why no completion can hold one of each, in words; "" where one may.
-        is_proof: Whether ``bars`` is sure; what it only did not find is said, and not refused.
+        is_proof: Whether ``bars`` is sure and by a grammar; what a budget bars, or was only not found, is said.
     """
 
     cut: Callable[[str], str] = str

@@ -409,7 +409,8 @@ def _fitting(experiment: Experiment, tokenizer: Tokenizer, split: Split, grading
         # What the prompt opens, such as a box, a completion need not say.
         opened = beginning.opening(tasks[0].prompt) if len(tasks) else ""
         bars = partial(barred, sampling=drawn, tokenizer=tokenizer, opened=opened)
-        bounds = Bounds(partial(until_stop, sampling=drawn), bars, drawn.grammar.schema is None)
+        # A budget alone is said: held-out answers that are cut are a measure, and a budget is often tried.
+        bounds = Bounds(partial(until_stop, sampling=drawn), bars, bool(drawn.grammar.regex))
         untried.append(check_answers([tasks], by, grading_limits(experiment), bounds))
     halves = (split.train, *((split.held_out,) if split.train is not split.held_out else ()))
     untried += [own_system(halves) if experiment.system else "", marked(halves, tokenizer)]
