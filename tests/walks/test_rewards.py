@@ -133,7 +133,7 @@ def test_a_reward_that_always_fails_stops_the_run(place: Path, capsys: Capture):
     assert (code, said.out) == (1, "")
     # How many were judged when the run ended depends on the grading workers.
     found = re.search(r"gnomon train: the run failed: (\d+) of the last (\d+) samples \(100%\) could not be", said.err)
-    assert found is not None
+    assert found is not None, said.err
     assert found[1] == found[2]
     assert "own: ZeroDivisionError: a fault in the reward" in said.err
     assert "Fix the reward function, or allow more errors (grading.max_error_fraction)." in said.err
